@@ -1,0 +1,3 @@
+"""The version of the package, for its metadata and for the driver's."""
+
+__version__ = "0.1.0"

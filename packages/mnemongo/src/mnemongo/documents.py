@@ -1,0 +1,267 @@
+"""What is stored, as frozen values: heads, entries, leases; to and from their documents.
+
+The documents are the ADK service's own with fields added (docs/reference/documents.md); a document that
+lacks ours was written by it, and reads as format 0. Every document of ours carries ``format``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from mnemongo.errors import SchemaVersionError, UndecodableDocumentError
+from mnemongo.keys import SessionKey, check_entry_key, check_identifier
+
+FORMAT = 1
+FENCE = "fence"
+MESSAGE = "message"
+EVENT = "event"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write a session's next entries, until ``until``.
+
+    Attributes:
+        key: the session.
+        owner: who holds it, for people to read.
+        token: the fencing token; it only grows, also over releases.
+        until: expiry by the server's clock (aware, UTC, milliseconds).
+        revision: the session's last revision when the lease was taken.
+        nonce: which attempt of which holder this is.
+    """
+
+    key: SessionKey
+    owner: str
+    token: int
+    until: datetime
+    revision: int
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A session without its entries.
+
+    Attributes:
+        key: the session.
+        revision: its last entry's revision; ``expected=`` for the next append.
+        state: the session's own state (JSON values).
+        create_time: seconds since the epoch, server time.
+        update_time: seconds since the epoch of the last write.
+        lease_owner: who is at work on it, as far as this document says.
+        lease_until: until when (aware, UTC), or ``None`` when free.
+        expires_at: when the session disappears unless it is written to, or ``None``.
+    """
+
+    key: SessionKey
+    revision: int
+    state: Mapping[str, Any]
+    create_time: float
+    update_time: float
+    lease_owner: str | None = None
+    lease_until: datetime | None = None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One step of a conversation, encoded: what one insert stores.
+
+    Make one with ``Message.entry``, read one with ``Message.of``; adapters fill it themselves.
+
+    Attributes:
+        key: names it within its session, after the work: ``<turn>:user``.
+        event_data: an ADK event in JSON: the form every framework can read.
+        timestamp: seconds since the epoch, by whoever wrote it; never used for order.
+        kind: ``message``, ``event`` (ADK's own) or ``fence`` (never shown).
+        turn: the turn it belongs to.
+        starts_turn: whether windows may begin here.
+        pinned: whether windows keep it wherever they begin (system messages).
+        native: the writer's own form as text, where the event cannot give it back.
+        digest: SHA-256 of what must be equal for a repeat to be a replay; default: ``event_data``.
+    """
+
+    key: str
+    event_data: str
+    timestamp: float
+    kind: str = EVENT
+    turn: str | None = None
+    starts_turn: bool = False
+    pinned: bool = False
+    native: str | None = None
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the identifiers; fill the digest."""
+        check_entry_key(self.key)
+        if self.turn is not None:
+            check_identifier(self.turn, "turn")
+        if not self.digest:
+            object.__setattr__(self, "digest", sha256(self.event_data))
+
+    @property
+    def size(self) -> int:
+        """Bytes of payload, near enough to decide whether it fits a document."""
+        return _utf8_size(self.event_data) + _utf8_size(self.native or "")
+
+    @property
+    def state_delta(self) -> Mapping[str, Any]:
+        """The state changes its event carries (``app:``, ``user:`` and plain keys)."""
+        if '"state_delta"' not in self.event_data:
+            return {}
+        return dict(_loads(self.event_data, self.key).get("actions", {}).get("state_delta") or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An entry in its place. ``replayed``: it was there already, and nothing was written."""
+
+    entry: Entry
+    revision: int
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A bounded part of a list. ``next`` goes into ``after=`` for what follows; ``None``: the end."""
+
+    items: tuple[T, ...]
+    next: Any = None
+
+    def __iter__(self) -> Any:
+        """Iterate over the items."""
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        """How many items."""
+        return len(self.items)
+
+
+def sha256(text: str) -> str:
+    """The digest of a text; lone surrogates count as themselves."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _utf8_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def entry_document(key: SessionKey, entry: Entry, revision: int) -> dict[str, Any]:
+    """The document of ``entry`` at ``revision``; absent flags are left out (partial indexes)."""
+    document: dict[str, Any] = {
+        "_id": key.entry_id(entry.key),
+        **key.fields,
+        "timestamp": entry.timestamp,
+        "revision": revision,
+        "event_data": entry.event_data,
+        "format": FORMAT,
+        "kind": entry.kind,
+        "hash": entry.digest,
+    }
+    optional = {
+        "turn": entry.turn,
+        "starts_turn": entry.starts_turn or None,
+        "pinned": entry.pinned or None,
+        "native": entry.native,
+    }
+    return document | {name: value for name, value in optional.items() if value is not None}
+
+
+def stored_entry(document: Mapping[str, Any]) -> Stored:
+    """Read an entry's document, whoever wrote it."""
+    check_format(document)
+    try:
+        entry = Entry(
+            key=document["_id"]["event_id"],
+            event_data=document["event_data"],
+            timestamp=document["timestamp"],
+            kind=document.get("kind", EVENT),
+            turn=document.get("turn"),
+            starts_turn=document.get("starts_turn", False),
+            pinned=document.get("pinned", False),
+            native=document.get("native"),
+            digest=document.get("hash", ""),
+        )
+        return Stored(entry, int(document["revision"]))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UndecodableDocumentError(
+            "an entry lacks its fields or has them of another type: it is damaged or foreign",
+            key=document.get("_id"),
+        ) from error
+
+
+def revision(document: Mapping[str, Any]) -> int:
+    """The revision a document carries, as a plain int (the driver returns 64-bit ones as its own)."""
+    return int(document.get("revision", 0))
+
+
+def head(document: Mapping[str, Any]) -> Head:
+    """Read a session's document, whoever wrote it."""
+    check_format(document)
+    try:
+        lease = document.get("lease") or {}
+        return Head(
+            key=SessionKey(**document["_id"]),
+            revision=revision(document),
+            state=decode_state(document.get("state"), document["_id"]),
+            create_time=document["create_time"],
+            update_time=document["update_time"],
+            lease_owner=lease.get("owner"),
+            lease_until=lease.get("until"),
+            expires_at=document.get("expires_at"),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UndecodableDocumentError(
+            "a session lacks its fields or has them of another type: it is damaged or foreign",
+            key=document.get("_id"),
+        ) from error
+
+
+def check_format(document: Mapping[str, Any]) -> None:
+    """Refuse what a later version of this library wrote."""
+    found = document.get("format", 0)
+    if not isinstance(found, int) or found > FORMAT:
+        raise SchemaVersionError(
+            f"the document has format {found!r}, this version reads up to {FORMAT}: upgrade mnemongo",
+            key=document.get("_id"),
+            expected=FORMAT,
+            found=found,
+        )
+
+
+def decode_state(state: object, key: object) -> dict[str, Any]:
+    """A state bucket as a dict: stored as a JSON text, or (by other readers' leave) as a document."""
+    if state is None:
+        return {}
+    if isinstance(state, str):
+        return _loads(state, key)
+    if isinstance(state, dict):
+        return state
+    raise UndecodableDocumentError("a state is neither JSON text nor a document", key=key)
+
+
+def _loads(text: str, key: object) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UndecodableDocumentError("a stored JSON text is damaged", key=key) from error
+    if not isinstance(value, dict):
+        raise UndecodableDocumentError("a stored JSON text is not an object", key=key)
+    return value
+
+
+def moved(lease: Lease, *, until: datetime) -> Lease:
+    """The lease with its new expiry."""
+    return replace(lease, until=until)
+
+
+def placed(lease: Lease, revision: int) -> Lease:
+    """The lease counting from ``revision``."""
+    return replace(lease, revision=revision)
