@@ -1,0 +1,242 @@
+"""Reading a session's entries: by key, by page, the last n, the last n turns, one turn.
+
+What a reader sees is the run of entries of the session's present life without a gap. Below the head's
+revision there is never one, so a gap there means that the session is being deleted or cleared: the
+reader looks again. Above the head only what follows it place by place counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from mnemongo import documents, keys
+from mnemongo.commands import Command, Document, Operation, Plan, find, finding, operation, pause
+from mnemongo.documents import FENCE, Head, Page, Stored
+from mnemongo.keys import SessionKey, check_entry_key
+from mnemongo.plans import heads, payloads
+from mnemongo.plans.arguments import check_count
+from mnemongo.schema import EVENTS
+
+_DOWN = (("revision", -1),)
+_UP = (("revision", 1),)
+_LOOKS = 3
+_PINNED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The newest part of a session.
+
+    Attributes:
+        entries: oldest first.
+        pinned: pinned entries from before them (at most 100), oldest first.
+        truncated: whether there are unpinned entries before them.
+    """
+
+    entries: tuple[Stored, ...]
+    pinned: tuple[Stored, ...] = ()
+    truncated: bool = False
+
+
+@operation()
+def get(key: SessionKey, entry_key: str) -> Plan[Stored | None]:
+    """One entry by its key, or ``None``. One round trip."""
+    check_entry_key(entry_key)
+    find = finding(EVENTS, {**key.fields, "_id": key.entry_id(entry_key)}, limit=1)
+    head, (found,) = yield from heads.read_with(key, find)
+    if not found or keys.life(found[0]["revision"]) != keys.life(head.revision):
+        return None
+    (stored,) = yield from payloads.joined(key, found)
+    return stored
+
+
+@operation()
+def turn(key: SessionKey, turn: str) -> Plan[tuple[Stored, ...]]:
+    """All entries of one turn, in order: those whose keys are made by ``keys.turn_key``."""
+    first = key.entry_id(keys.turn_key(turn, ""))
+    beyond = key.entry_id(keys.turn_key(turn, "")[:-1] + ";")
+    find = finding(EVENTS, {**key.fields, "_id": {"$gte": first, "$lt": beyond}})
+    head, (found,) = yield from heads.read_with(key, find)
+    living = [d for d in found if keys.life(d["revision"]) == keys.life(head.revision)]
+    return tuple((yield from payloads.joined(key, sorted(living, key=documents.revision))))
+
+
+@operation()
+def page(key: SessionKey, *, after: int | None = None, limit: int = 100) -> Plan[Page[Stored]]:
+    """A page of entries, oldest first.
+
+    Args:
+        key: the session.
+        after: the ``next`` of the page before; ``None``: from the beginning.
+        limit: how many at most, 1 to 1,000. A page may hold fewer: fences are left out.
+
+    Raises:
+        StaleRevisionError: the session was cleared or deleted since ``after``.
+        NotFoundError: there is no such session.
+    """
+    check_count(limit)
+    head, run = yield from _run(key, after, limit)
+    if after is not None and keys.life(after) != keys.life(head.revision):
+        raise heads.stale(key, after, head.revision)
+    shown = yield from payloads.joined(key, _shown(run))
+    return Page(tuple(shown), documents.revision(run[-1]) if len(run) == limit else None)
+
+
+def _run(key: SessionKey, after: int | None, limit: int) -> Plan[tuple[Head, Sequence[Document]]]:
+    """The places that follow ``after`` without a gap, at most ``limit``."""
+    selection = key.fields if after is None else heads.following(key, after)
+    for look in count(1):
+        seen = yield from _look(key, finding(EVENTS, selection, sort=_UP, limit=limit))
+        first = (keys.life(seen.head.revision) if after is None else after) + 1
+        run = [d for place, d in enumerate(seen.found, start=first) if d["revision"] == place]
+        if look == _LOOKS or len(run) == len(seen.found) or first + len(run) > seen.head.revision:
+            return seen.head, run
+        yield from pause(look)
+    raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    head: Head
+    found: Sequence[Document]
+    pinned: Sequence[Document]
+
+
+def _look(key: SessionKey, command: Command) -> Plan[_Seen]:
+    """One round trip: the head, a find of entries, the pinned ones; all of the present life.
+
+    Entries of an earlier life (what a crashed delete left) are rare, so the find does not name the life,
+    which would cost a round trip to learn; when some are among the found, it is asked again.
+    """
+    selection: Document = command.arguments["filter"]
+    pinned = {**key.fields, "pinned": True}
+    while True:
+        head, (found, pins) = yield from heads.read_with(
+            key,
+            finding(EVENTS, **{**command.arguments, "filter": selection}),
+            finding(EVENTS, pinned, sort=_UP, limit=_PINNED),
+        )
+        living = heads.of_life(key, head.revision)
+        if all(keys.life(d["revision"]) == keys.life(head.revision) for d in (*found, *pins)):
+            return _Seen(head, found, pins)
+        selection = {"$and": [command.arguments["filter"], living]}
+        pinned = {**living, "pinned": True}
+
+
+def last(key: SessionKey, limit: int, *, before: int | None = None) -> Operation[Window]:
+    """The last ``limit`` entries, oldest first, with the pinned ones before them. One round trip.
+
+    Args:
+        key: the session.
+        limit: how many, 1 to 10,000.
+        before: only entries before this revision.
+
+    Raises:
+        NotFoundError: there is no such session.
+    """
+    return _last(key, check_count(limit, most=10_000), before)
+
+
+@operation()
+def _last(key: SessionKey, limit: int, before: int | None) -> Plan[Window]:
+    seen = yield from _newest(key, limit, before)
+    newest = list(seen.found)
+    while (hidden := sum(map(_is_fence, newest))) and len(newest) < limit + hidden:
+        more = yield from _newest(key, limit + hidden - len(newest), newest[-1]["revision"])
+        newest += more.found
+        if not more.found:
+            break
+    return (yield from _window(key, newest, seen.pinned))
+
+
+def _newest(key: SessionKey, limit: int, before: int | None) -> Plan[_Seen]:
+    """The last places without a gap, newest first."""
+    selection = key.fields if before is None else heads.preceding(key, before)
+    command = finding(EVENTS, selection, sort=_DOWN, limit=limit)
+    for attempt in count(1):
+        seen = yield from _look(key, command)
+        run = _connected(seen.found, seen.head.revision)
+        whole = len(seen.found) == limit or not run or keys.place(run[-1]["revision"]) == 1
+        if attempt == _LOOKS or (whole and _is_dense(run)):
+            return _Seen(seen.head, run, seen.pinned)
+        yield from pause(attempt)
+    raise AssertionError("unreachable")
+
+
+def _connected(found: Sequence[Document], head: int) -> Sequence[Document]:
+    """Drop what stands above a gap above the head: its writer is about to withdraw it."""
+    places = [*(document["revision"] for document in found), head]
+    for index in range(len(found) - 1, -1, -1):
+        upper, lower = places[index], places[index + 1]
+        if upper > head and upper != max(lower, head if index == len(found) - 1 else 0) + 1:
+            return found[index + 1 :]
+    return found
+
+
+def _is_dense(run: Sequence[Document]) -> bool:
+    revisions = [document["revision"] for document in run]
+    return all(upper == lower + 1 for upper, lower in itertools.pairwise(revisions))
+
+
+def turns(key: SessionKey, limit: int, *, before: int | None = None) -> Operation[Window]:
+    """The last ``limit`` turns, whole. One round trip when turns have two entries, else three.
+
+    A turn begins at an entry marked so and ends before the next one. Entries before the first turn are
+    in the window only when all turns are.
+
+    Args:
+        key: the session.
+        limit: how many turns, 1 to 1,000.
+        before: only entries before this revision.
+
+    Raises:
+        NotFoundError: there is no such session.
+    """
+    return _turns(key, check_count(limit), before)
+
+
+@operation()
+def _turns(key: SessionKey, limit: int, before: int | None) -> Plan[Window]:
+    seen = yield from _newest(key, 2 * limit, before)
+    run = seen.found
+    starts = [index for index, document in enumerate(run) if document.get("starts_turn")]
+    if len(starts) >= limit:
+        run = run[: starts[limit - 1] + 1]
+    elif len(run) == 2 * limit:
+        run = yield from _longer(key, run, limit - len(starts))
+    return (yield from _window(key, run, seen.pinned))
+
+
+def _longer(key: SessionKey, run: Sequence[Document], turns: int) -> Plan[Sequence[Document]]:
+    """``run`` (newest first) with what comes before it, down to the start of the turn that is asked."""
+    lowest: int = run[-1]["revision"]
+    starting = {**heads.preceding(key, lowest), "starts_turn": True}
+    starts = yield from find(
+        finding(EVENTS, starting, sort=_DOWN, skip=turns - 1, limit=1, projection={"revision": 1})
+    )
+    first = starts[0]["revision"] if starts else keys.life(lowest) + 1
+    between = heads.between(key, after=first - 1, to=lowest - 1)
+    return [*run, *(yield from find(finding(EVENTS, between, sort=_DOWN)))]
+
+
+def _window(
+    key: SessionKey, run: Sequence[Document], pinned: Sequence[Document]
+) -> Plan[Window]:
+    oldest_first = run[::-1]
+    before = [d for d in pinned if not run or d["revision"] < run[-1]["revision"]]
+    shown = yield from payloads.joined(key, _shown(oldest_first))
+    pins = yield from payloads.joined(key, _shown(before))
+    hidden = keys.place(run[-1]["revision"]) - 1 - len(before) if run else 0
+    return Window(tuple(shown), tuple(pins), truncated=hidden > 0)
+
+
+def _shown(run: Sequence[Document]) -> Sequence[Document]:
+    return [document for document in run if not _is_fence(document)]
+
+
+def _is_fence(document: Document) -> bool:
+    return document.get("kind") == FENCE
+

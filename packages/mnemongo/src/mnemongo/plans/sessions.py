@@ -1,0 +1,272 @@
+"""Sessions: create, get, list, clear, delete.
+
+A delete is committed by marking the head as expired, which hides the whole session in one write; its
+entries and payloads are removed in bounded batches, the head last. Clearing gives the head a new life,
+which hides the old one in one write, notes the old one in the head, and removes its entries. What was
+interrupted is finished by ``retention.sweep``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from mnemongo import documents, keys
+from mnemongo.commands import (
+    Command,
+    Document,
+    Operation,
+    Plan,
+    delete_many,
+    delete_one,
+    find,
+    find_one_and_update,
+    finding,
+    operation,
+    update_one,
+)
+from mnemongo.documents import Head, Page
+from mnemongo.errors import AlreadyExistsError
+from mnemongo.keys import SessionKey, check_identifier
+from mnemongo.plans import buckets, heads
+from mnemongo.plans.arguments import check_count, milliseconds
+from mnemongo.schema import EVENTS, PAYLOADS, SESSIONS
+
+LONG_AGO = datetime(1970, 1, 2, tzinfo=UTC)
+DELETE_PAGE = 1000
+EXPIRED: Document = {
+    "$and": [{"$gt": ["$expires_at", None]}, {"$lte": ["$expires_at", "$$NOW"]}]
+}
+
+
+def create(
+    key: SessionKey, *, state: Mapping[str, Any] | None = None, ttl: float | None = None
+) -> Operation[Head]:
+    """Create a session.
+
+    Args:
+        key: its name.
+        state: its own state to begin with (JSON values).
+        ttl: seconds after its last write at which the whole session disappears; ``None``: never.
+
+    Returns:
+        Its head. Repeating the same operation value returns the same session.
+
+    Raises:
+        AlreadyExistsError: the session is there (one that has expired is not).
+        DocumentError: the state is not JSON.
+
+    >>> from mnemongo.testing import ModelStore
+    >>> ModelStore().run(create(SessionKey("shop", "ann", "s1"), state={"cart": 2})).state
+    {'cart': 2}
+    """
+    return _create(key, buckets.encoded(state or {}), ttl and milliseconds(ttl), keys.new_life())
+
+
+@operation()
+def _create(key: SessionKey, state: str, ttl_ms: int | None, life: int) -> Plan[Head]:
+    pipeline = fresh_head(key, state, ttl_ms, life)
+    while True:
+        found = yield from find_one_and_update(
+            SESSIONS, {"_id": key.document_id}, pipeline, upsert=True
+        )
+        head = documents.head(found or {})
+        if keys.life(head.revision) == life:
+            return head
+        if head.expires_at is None or (yield from remove_expired(key)) is None:
+            raise AlreadyExistsError(
+                f"the session {key} exists already: get it, or choose another id", key=key
+            )
+
+
+def fresh_head(key: SessionKey, state: str, ttl_ms: int | None, life: int) -> Sequence[Document]:
+    """The pipeline that writes a new head where none is, and leaves one that is there as it is."""
+    given: Document = {
+        "_id": key.document_id,
+        **key.fields,
+        "id": key.session_id,
+        "state": state,
+        "revision": life,
+        "lease": {"token": 0},
+        "format": documents.FORMAT,
+    }
+    computed: Document = {"create_time": heads.NOW_SECONDS, "update_time": heads.NOW_SECONDS}
+    if ttl_ms is not None:
+        given["ttl_ms"] = ttl_ms
+        computed["expires_at"] = {"$add": ["$$NOW", ttl_ms]}
+    begun = {"$mergeObjects": [{"$literal": given}, computed]}
+    absent = {"$eq": [{"$type": "$create_time"}, "missing"]}
+    return [{"$replaceWith": {"$cond": [absent, begun, "$$ROOT"]}}]
+
+
+@operation()
+def get(key: SessionKey) -> Plan[Head | None]:
+    """The session's head, or ``None`` when there is no such session. One round trip.
+
+    >>> from mnemongo.testing import ModelStore
+    >>> ModelStore().run(get(SessionKey("shop", "ann", "s1"))) is None
+    True
+    """
+    return (yield from heads.current_or_none(key))
+
+
+def list(  # noqa: A001 - the name a user looks for: sessions.list
+    app_name: str, user_id: str | None = None, *, limit: int = 100, after: Any = None
+) -> Operation[Page[Head]]:
+    """A page of an application's sessions, the one written to last at the end.
+
+    Args:
+        app_name: the application.
+        user_id: only this user's sessions; ``None``: all users'.
+        limit: how many at most, 1 to 1,000.
+        after: the ``next`` of the page before; ``None`` for the first.
+
+    Returns:
+        The page. A session that is written to meanwhile moves to the end, and may be seen twice.
+    """
+    check_identifier(app_name, "app_name")
+    if user_id is not None:
+        check_identifier(user_id, "user_id")
+    _ = check_count(limit)
+    return _list(app_name, user_id, limit, after)
+
+
+@operation()
+def _list(app_name: str, user_id: str | None, limit: int, after: Any) -> Plan[Page[Head]]:
+    scope: Document = {"app_name": app_name}
+    if user_id is not None:
+        scope["user_id"] = user_id
+    clauses = [scope, dict(heads.ALIVE)]
+    if after is not None:
+        clauses.append(_beyond(*after))
+    found = yield from find(
+        finding(
+            SESSIONS,
+            {"$and": clauses},
+            sort=(("update_time", 1), ("user_id", 1), ("id", 1)),
+            limit=limit,
+        )
+    )
+    items = tuple(documents.head(document) for document in found)
+    return Page(items, _resume_key(items[-1]) if len(items) == limit else None)
+
+
+def _resume_key(head: Head) -> tuple[float, str, str]:
+    return head.update_time, head.key.user_id, head.key.session_id
+
+
+def _beyond(update_time: float, user_id: str, session_id: str) -> Document:
+    return {
+        "$or": [
+            {"update_time": {"$gt": update_time}},
+            {"update_time": update_time, "user_id": {"$gt": user_id}},
+            {"update_time": update_time, "user_id": user_id, "id": {"$gt": session_id}},
+        ]
+    }
+
+
+def clear(key: SessionKey) -> Operation[Head]:
+    """Remove all entries of a session; its state and lease stay.
+
+    The session begins a new life: a handle from before is stale, and an append that races with this
+    fails with ``StaleRevisionError`` or was removed with the others.
+
+    Raises:
+        NotFoundError: there is no such session.
+    """
+    return _clear(key, keys.new_life())
+
+
+@operation()
+def _clear(key: SessionKey, life: int) -> Plan[Head]:
+    while True:
+        found = yield from heads.document(key)
+        if "clearing" in found:
+            _ = yield from finish_clearing(key, found)
+            continue
+        head = documents.head(found)
+        if keys.life(head.revision) == life:
+            return head
+        begun = heads.moved_to(life)
+        begun[0]["$set"]["clearing"] = "$revision"
+        _ = yield from update_one(SESSIONS, heads.alive(key, revision=head.revision), begun)
+
+
+def finish_clearing(key: SessionKey, found: Document) -> Plan[int]:
+    """Remove the life that a head notes as cleared, then the note; returns the entries removed."""
+    removed = yield from remove_life(key, found["clearing"])
+    _ = yield from update_one(
+        SESSIONS,
+        {"_id": key.document_id, "clearing": found["clearing"]},
+        {"$unset": {"clearing": ""}},
+    )
+    return removed
+
+
+@operation()
+def delete(key: SessionKey) -> Plan[bool]:
+    """Delete a session with its entries and payloads; returns whether there was one.
+
+    Shared state (app and user) stays. Handles of the session are stale from the first write on.
+
+    >>> from mnemongo.testing import ModelStore
+    >>> store, key = ModelStore(), SessionKey("shop", "ann", "s1")
+    >>> _ = store.run(create(key))
+    >>> store.run(delete(key)), store.run(delete(key))
+    (True, False)
+    """
+    found = yield from find_one_and_update(
+        SESSIONS, heads.alive(key), {"$set": {"expires_at": LONG_AGO}}
+    )
+    removed = yield from remove_expired(key)
+    return found is not None or removed is not None
+
+
+def remove_expired(key: SessionKey) -> Plan[int | None]:
+    """Remove what an expired session left behind, the head last.
+
+    Returns the number of entries removed, or ``None`` when the session is not an expired one.
+    """
+    found = yield from find(finding(SESSIONS, {"_id": key.document_id, "$expr": EXPIRED}, limit=1))
+    if not found:
+        return None
+    revision = documents.revision(found[0])
+    removed = yield from remove_life(key, revision)
+    if "clearing" in found[0]:
+        removed += yield from finish_clearing(key, found[0])
+    _ = yield from delete_one(
+        SESSIONS,
+        {"_id": key.document_id, **heads.in_life(revision), "$expr": EXPIRED},
+    )
+    return removed
+
+
+def remove_life(key: SessionKey, revision: int) -> Plan[int]:
+    """Remove the entries and payloads of one life, a bounded number in each command."""
+    removed = 0
+    while places := (yield from _oldest_places(key, revision)):
+        chunk = heads.between(key, after=keys.life(revision), to=places[-1])
+        removed += yield from delete_many(EVENTS, chunk)
+    payloads_of_life = {**key.fields, "life": keys.life(revision)}
+    while parts := (yield from find(_some_ids(payloads_of_life))):
+        ids = [part["_id"] for part in parts]
+        _ = yield from delete_many(PAYLOADS, {**key.fields, "_id": {"$in": ids}})
+    return removed
+
+
+def _oldest_places(key: SessionKey, revision: int) -> Plan[Sequence[int]]:
+    found = yield from find(
+        finding(
+            EVENTS,
+            heads.of_life(key, revision),
+            sort=(("revision", 1),),
+            limit=DELETE_PAGE,
+            projection={"revision": 1},
+        )
+    )
+    return [documents.revision(document) for document in found]
+
+
+def _some_ids(selection: Document) -> Command:
+    return finding(PAYLOADS, selection, limit=DELETE_PAGE, projection={"_id": 1})
