@@ -1,0 +1,271 @@
+"""Driving a plan with PyMongo, blocking or asyncio, and the one translation of the driver's errors.
+
+A plan is stepped until it returns; what it yields is executed, what comes back is sent in. Only the two
+errors a plan can act on are thrown into it: a duplicate key, and a write whose own guard refused it.
+All others pass through untouched (``with_transaction`` reads their labels) and are translated once,
+outside, by ``translated``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import bson.errors
+from bson.codec_options import CodecOptions
+from pymongo import errors as driver
+from pymongo.read_concern import ReadConcern
+from pymongo.read_preferences import ReadPreference
+from pymongo.write_concern import WriteConcern
+
+from mnemongo import errors
+from mnemongo.commands import (
+    Command,
+    Document,
+    DuplicateError,
+    FindEach,
+    Pause,
+    Plan,
+    RefusedError,
+    RequireTransaction,
+    Step,
+    UpdateReply,
+)
+
+T = TypeVar("T")
+
+CONCERNS: Mapping[str, Any] = {
+    "read_concern": ReadConcern("majority"),
+    "write_concern": WriteConcern("majority"),
+    "read_preference": ReadPreference.PRIMARY,
+}
+"""What every command is sent with, whatever the client's defaults."""
+TRANSACTION: Mapping[str, Any] = {**CONCERNS, "read_concern": ReadConcern("snapshot")}
+"""What every transaction is started with."""
+BATCH = 10_000
+"""Documents in a reply: all of them, up to 16 MiB, instead of 101 and another round trip."""
+OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5
+_SOURCE = "mnemongo_source"
+
+
+def drive(plan: Plan[T], execute: Callable[[Step], Any]) -> T:
+    """Run a plan to its end with a blocking executor."""
+    try:
+        step = next(plan)
+        while True:
+            try:
+                reply = execute(step)
+            except (driver.DuplicateKeyError, driver.BulkWriteError, driver.WriteError) as error:
+                step = plan.throw(for_plan(error))
+            else:
+                step = plan.send(reply)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def drive_async(plan: Plan[T], execute: Callable[[Step], Awaitable[Any]]) -> T:
+    """Run a plan to its end with an asyncio executor."""
+    try:
+        step = next(plan)
+        while True:
+            try:
+                reply = await execute(step)
+            except (driver.DuplicateKeyError, driver.BulkWriteError, driver.WriteError) as error:
+                step = plan.throw(for_plan(error))
+            else:
+                step = plan.send(reply)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def for_plan(error: driver.OperationFailure) -> Exception:
+    """The error as a plan knows it; itself when a plan cannot act on it."""
+    found = refusal(error)
+    if found is None:
+        return error
+    found.__cause__ = error
+    return found
+
+
+def refusal(error: driver.OperationFailure) -> Exception | None:
+    """A duplicate key or a refused guard, told by its code."""
+    details: Mapping[str, Any] = error.details or {}
+    if isinstance(error, driver.BulkWriteError):
+        details = (details.get("writeErrors") or [{}])[0]
+    code = details.get("code", error.code)
+    if code == _DUPLICATE_KEY:
+        return DuplicateError(tuple(details.get("keyPattern") or ("_id",)))
+    if code == _IMMUTABLE_FIELD:
+        return RefusedError()
+    return None
+
+
+def pause_seconds(attempt: int) -> float:
+    """How long to back off: doubling from 5 ms to half a second, with full jitter."""
+    longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt, 10))
+    return random.uniform(_FIRST_PAUSE, longest)  # noqa: S311 - spreads retries, guards nothing
+
+
+def check_transaction(step: RequireTransaction, *, atomic: bool) -> None:
+    """Refuse an atomic operation composed inside one that is not."""
+    if not atomic:
+        raise errors.TransactionRequiredError(
+            f"{step.name} is atomic and was composed inside an operation that is not: "
+            "run it on its own, or declare the outer one atomic"
+        )
+
+
+def united(step: FindEach, names: Mapping[str, str]) -> list[Document]:
+    """One aggregation that runs every find of ``step``, marking each document with its source."""
+    first, *others = (_stages(find, source) for source, find in enumerate(step.finds))
+    unions = (
+        {"$unionWith": {"coll": names[find.collection], "pipeline": stages}}
+        for find, stages in zip(step.finds[1:], others, strict=True)
+    )
+    return [*first, *unions]
+
+
+def _stages(find: Command, source: int) -> list[Document]:
+    arguments = find.arguments
+    stages: list[Document] = [{"$match": arguments["filter"]}]
+    if "sort" in arguments:
+        stages.append({"$sort": dict(arguments["sort"])})
+    if "skip" in arguments:
+        stages.append({"$skip": arguments["skip"]})
+    if "limit" in arguments:
+        stages.append({"$limit": arguments["limit"]})
+    if "projection" in arguments:
+        stages.append({"$project": arguments["projection"]})
+    return [*stages, {"$set": {_SOURCE: source}}]
+
+
+def looked_up(step: FindEach, names: Mapping[str, str]) -> list[Document]:
+    """The same as one document, for a transaction, where ``$unionWith`` is not allowed (code 263).
+
+    Run on the database; MongoDB 6.0. All that is found must fit one document.
+    """
+    lookups = (
+        {
+            "$lookup": {
+                "from": names[find.collection],
+                "pipeline": _stages(find, source),
+                "as": f"{_SOURCE}{source}",
+            }
+        }
+        for source, find in enumerate(step.finds)
+    )
+    return [{"$documents": [{}]}, *lookups]
+
+
+def flattened(found: list[Document]) -> list[Document]:
+    """The documents of ``looked_up`` in one list, as ``united`` returns them."""
+    return [document for part in found[0].values() for document in part]
+
+
+def separated(step: FindEach, found: list[Document]) -> list[list[Document]]:
+    """The documents of ``united`` by their source."""
+    replies: list[list[Document]] = [[] for _ in step.finds]
+    for document in found:
+        replies[document.pop(_SOURCE)].append(document)
+    return replies
+
+
+def find_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The driver's arguments of a find that is read whole."""
+    given = dict(arguments)
+    if "sort" in given:
+        given["sort"] = list(given["sort"])
+    given["batch_size"] = BATCH
+    return given
+
+
+def nothing(_result: object) -> None:
+    """What a plan learns of an insert."""
+
+
+def update_reply(result: Any) -> UpdateReply:
+    """What a plan learns of an update."""
+    return UpdateReply(result.matched_count, result.upserted_id is not None)
+
+
+_DUPLICATE_KEY = 11000
+_IMMUTABLE_FIELD = 66
+_TOO_LARGE = {10334, 17419, 17420}
+_UNCONVERTIBLE = (
+    bson.errors.BSONError,
+    OverflowError,
+    UnicodeEncodeError,
+    RecursionError,
+)
+TRANSLATED = (driver.PyMongoError, *_UNCONVERTIBLE)
+"""The errors that ``translated`` takes."""
+
+_PASSING_CODES = {24, 46, 50, 112, 262}  # LockTimeout, LockBusy, MaxTimeMS, WriteConflict, TimeLimit
+_PASSING_LABELS = (
+    "TransientTransactionError",
+    "RetryableWriteError",
+    "UnknownTransactionCommitResult",
+)
+_REFUSALS: Mapping[int, tuple[type[errors.MnemongoError], str]] = {
+    13: (errors.ConfigurationError, "the database user lacks a privilege for it"),
+    18: (errors.ConfigurationError, "the database user's credentials were refused"),
+    20: (errors.TopologyError, "this deployment cannot do it (a standalone server?)"),
+    85: (errors.ConfigurationError, "an index of these keys has another name: drop it first"),
+    86: (errors.ConfigurationError, "an index of this name has other keys: drop it first"),
+    121: (errors.DocumentError, "the collection's validator refused the document"),
+    **dict.fromkeys(
+        _TOO_LARGE, (errors.DocumentTooLargeError, "a document is over 16 MiB; nothing was written")
+    ),
+}
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same operation may succeed later: time-outs, elections, conflicts, lost links."""
+    if not isinstance(error, driver.PyMongoError):
+        return False
+    return (
+        isinstance(error, driver.ConnectionFailure | driver.WaitQueueTimeoutError)
+        or error.timeout
+        or code_of(error) in _PASSING_CODES
+        or any(error.has_error_label(label) for label in _PASSING_LABELS)
+    )
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Whether the server could not build a document (in a read: the reply of ``looked_up``)."""
+    return code_of(error) in _TOO_LARGE
+
+
+def code_of(error: BaseException) -> int | None:
+    """The server's error code."""
+    return error.code if isinstance(error, driver.OperationFailure) else None
+
+
+def translated(error: BaseException, name: str, *, may_be_written: bool) -> errors.MnemongoError:
+    """The error of ours for one of the driver's; texts never carry the failing values."""
+    if isinstance(error, driver.DocumentTooLarge):
+        return errors.DocumentTooLargeError(f"{name}: a document is over 16 MiB; nothing was written")
+    if isinstance(error, _UNCONVERTIBLE):
+        return errors.DocumentError(f"{name}: a value cannot be stored in BSON")
+    if isinstance(error, DuplicateError) or is_passing(error):
+        return _unsure(name, may_be_written=may_be_written)
+    code = code_of(error)
+    if code is None:
+        return errors.ConfigurationError(f"{name}: the driver refused it: see the cause")
+    kind, text = _REFUSALS.get(code, (errors.MnemongoError, f"the server refused it (code {code})"))
+    return kind(f"{name}: {text}")
+
+
+def _unsure(name: str, *, may_be_written: bool) -> errors.MnemongoError:
+    if may_be_written:
+        return errors.OutcomeUnknownError(
+            f"{name}: the reply was lost, the write may have happened: repeat it with the same key"
+        )
+    return errors.UnavailableError(
+        f"{name}: the database could not do it in time; nothing is known to be written: try again"
+    )

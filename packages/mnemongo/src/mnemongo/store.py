@@ -1,0 +1,218 @@
+"""The blocking store: runs operations with a ``MongoClient``."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import pymongo
+from pymongo import MongoClient
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+
+from mnemongo import attempts, drive, plans
+from mnemongo.attempts import Attempts, ProcessGuard
+from mnemongo.commands import (
+    Command,
+    Document,
+    DuplicateError,
+    FindEach,
+    Operation,
+    Pause,
+    RequireTransaction,
+    Step,
+)
+from mnemongo.settings import DEFAULT_TIMEOUT, METADATA, Settings
+
+T = TypeVar("T")
+_Collection = Collection[dict[str, Any]]
+
+
+class Store:
+    """Runs operations. Safe to share between threads; make it after a fork, not before.
+
+    Args:
+        client: the caller's own; it is never closed here. Its write concern, read concern and read
+            preference do not matter: everything is written and read with majority on the primary.
+        database: the database's name.
+        timeout: seconds that one operation may take in all. Stores on one database should agree on it:
+            a transaction left open by a dead client is ended once it is older than this.
+        collections: other names for the collections, by ours (``{"events": "agent_events"}``).
+
+    Raises:
+        ConfigurationError: an argument is not what it must be. No I/O is done.
+
+    >>> from pymongo import MongoClient
+    >>> store = Store(MongoClient(connect=False), "agents")
+    >>> store.close()
+    """
+
+    def __init__(
+        self,
+        client: MongoClient[Any],
+        database: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        collections: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings = Settings(database, timeout, collections or {})
+        self._client = client
+        self._owned = False
+        self._transactions: bool | None = None
+        self._process = ProcessGuard()
+        client.append_metadata(METADATA)
+        options: dict[str, Any] = {"codec_options": drive.OPTIONS, **drive.CONCERNS}
+        self._database = client.get_database(database, **options)
+        self._collections: dict[str, _Collection] = {
+            name: self._database.get_collection(stored)
+            for name, stored in self._settings.names.items()
+        }
+
+    @classmethod
+    def from_uri(cls, uri: str, database: str, **settings: Any) -> Self:
+        """A store with a client of its own, which ``close`` closes. Connects on first use.
+
+        Args:
+            uri: a MongoDB connection string.
+            database: the database's name.
+            settings: the keyword arguments of ``Store``.
+        """
+        store = cls(MongoClient(uri, connect=False), database, **settings)
+        store._owned = True
+        return store
+
+    def setup(self) -> None:
+        """Create the indexes. Run it once per deployment, as a user who may create them.
+
+        Raises:
+            ConfigurationError: the user may not, or an index of the same name differs.
+        """
+        self.run(plans.setup.indexes())
+
+    def close(self) -> None:
+        """Close the client if this store made it (``from_uri``), else nothing."""
+        if self._owned:
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        """Nothing is opened."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def run(self, op: Operation[T]) -> T:
+        """Run an operation to its end, within the timeout.
+
+        Returns:
+            What the operation returns.
+
+        Raises:
+            MnemongoError: see the operation; beside its own, ``UnavailableError`` (nothing is known to
+                be written), ``OutcomeUnknownError`` (repeat it with the same keys) and
+                ``ConfigurationError``.
+        """
+        self._process.check()
+        tries = Attempts(op.name, self._settings.timeout)
+        while True:
+            try:
+                with pymongo.timeout(tries.bound()):
+                    return self._attempt(op, tries)
+            except (*drive.TRANSLATED, DuplicateError) as error:
+                delay = tries.after(error)
+                if attempts.is_blocked(error):
+                    self._end_orphans()
+            time.sleep(delay)
+
+    def _attempt(self, op: Operation[T], tries: Attempts) -> T:
+        transactions = self._in_transactions()
+        if not (op.atomic and transactions):
+            execute = partial(self._execute, tries, op.atomic, None)
+            return drive.drive(op.plan(), execute)
+        with self._client.start_session() as session:
+            return session.with_transaction(
+                lambda s: drive.drive(op.plan(), partial(self._execute, tries, True, s)),
+                **drive.TRANSACTION,
+            )
+
+    def _execute(
+        self, tries: Attempts, atomic: bool, session: ClientSession | None, step: Step
+    ) -> Any:
+        if isinstance(step, Pause):
+            return time.sleep(tries.pause(step.attempt))
+        if isinstance(step, RequireTransaction):
+            return drive.check_transaction(step, atomic=atomic)
+        try:
+            reply = self._send(tries, session, step)
+        except drive.TRANSLATED as error:
+            tries.failed_sending(step, error, in_transaction=session is not None)
+            raise
+        tries.sent(step, in_transaction=session is not None)
+        return reply
+
+    def _send(
+        self, tries: Attempts, session: ClientSession | None, step: Command | FindEach
+    ) -> Any:
+        if isinstance(step, FindEach):
+            return self._find_each(tries, session, step)
+        method = _METHODS[step.method]
+        return method(self._collections[step.collection], step.arguments, session)
+
+    def _find_each(
+        self, tries: Attempts, session: ClientSession | None, step: FindEach
+    ) -> list[list[Document]]:
+        names = self._settings.names
+        if session is None:
+            first = self._collections[step.finds[0].collection]
+            united = first.aggregate(drive.united(step, names), batchSize=drive.BATCH)
+            return drive.separated(step, united.to_list())
+        if tries.separately:
+            return [self._send(tries, session, find) for find in step.finds]
+        looked_up = self._database.aggregate(drive.looked_up(step, names), session=session)
+        return drive.separated(step, drive.flattened(looked_up.to_list()))
+
+    def _in_transactions(self) -> bool:
+        """Whether the deployment has transactions; asked once. Warns, once, when it has none."""
+        if self._transactions is None:
+            self._transactions = attempts.has_transactions(
+                self._client.admin.command("hello")
+            )
+            if not self._transactions:
+                warnings.warn(attempts.STANDALONE, stacklevel=4)
+        return self._transactions
+
+    def _end_orphans(self) -> None:
+        """End this user's transactions whose clients are gone; see ``attempts``."""
+        listing = attempts.orphans(self._settings.timeout)
+        try:
+            with pymongo.timeout(self._settings.timeout / attempts.ATTEMPTS):
+                found = self._client.admin.aggregate(listing).to_list()
+                if found:
+                    _ = self._client.admin.command(attempts.kill(found))
+        except drive.TRANSLATED:  # the operation's own error is what the caller is told
+            return
+
+
+_Method = Callable[[_Collection, Mapping[str, Any], ClientSession | None], Any]
+_METHODS: Mapping[str, _Method] = {
+    "find": lambda c, a, s: c.find(**drive.find_arguments(a), session=s).to_list(),
+    "insert_one": lambda c, a, s: drive.nothing(c.insert_one(**a, session=s)),
+    "insert_many": lambda c, a, s: drive.nothing(c.insert_many(**a, session=s)),
+    "update_one": lambda c, a, s: drive.update_reply(c.update_one(**a, session=s)),
+    "find_one_and_update": lambda c, a, s: c.find_one_and_update(
+        **a, return_document=pymongo.ReturnDocument.AFTER, session=s
+    ),
+    "delete_one": lambda c, a, s: c.delete_one(**a, session=s).deleted_count,
+    "delete_many": lambda c, a, s: c.delete_many(**a, session=s).deleted_count,
+    "create_index": lambda c, a, s: drive.nothing(c.create_index(**a, session=s)),
+}
