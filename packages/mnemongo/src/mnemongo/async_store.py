@@ -66,8 +66,7 @@ class AsyncStore:
         options: dict[str, Any] = {"codec_options": drive.OPTIONS, **drive.CONCERNS}
         self._database = client.get_database(database, **options)
         self._collections: dict[str, _Collection] = {
-            name: self._database.get_collection(stored)
-            for name, stored in self._settings.names.items()
+            name: self._database.get_collection(stored) for name, stored in self._settings.names.items()
         }
 
     @classmethod
@@ -131,21 +130,21 @@ class AsyncStore:
     async def _attempt(self, op: Operation[T], tries: Attempts) -> T:
         transactions = await self._in_transactions()
         if not (op.atomic and transactions):
-            execute = partial(self._execute, tries, op.atomic, None)
+            execute = partial(self._execute, tries, op, None)
             return await drive.drive_async(op.plan(), execute)
         async with self._client.start_session() as session:
             return await session.with_transaction(
-                lambda s: drive.drive_async(op.plan(), partial(self._execute, tries, True, s)),
+                lambda s: drive.drive_async(op.plan(), partial(self._execute, tries, op, s)),
                 **drive.TRANSACTION,
             )
 
     async def _execute(
-        self, tries: Attempts, atomic: bool, session: AsyncClientSession | None, step: Step
+        self, tries: Attempts, op: Operation[Any], session: AsyncClientSession | None, step: Step
     ) -> Any:
         if isinstance(step, Pause):
             return await asyncio.sleep(tries.pause(step.attempt))
         if isinstance(step, RequireTransaction):
-            return drive.check_transaction(step, atomic=atomic)
+            return drive.check_transaction(step, atomic=op.atomic)
         try:
             reply = await self._send(tries, session, step)
         except drive.TRANSLATED as error:
@@ -160,9 +159,7 @@ class AsyncStore:
         if isinstance(step, FindEach):
             return await self._find_each(tries, session, step)
         method, convert = _METHODS[step.method]
-        return convert(
-            await method(self._collections[step.collection], step.arguments, session)
-        )
+        return convert(await method(self._collections[step.collection], step.arguments, session))
 
     async def _find_each(
         self, tries: Attempts, session: AsyncClientSession | None, step: FindEach
@@ -180,9 +177,7 @@ class AsyncStore:
     async def _in_transactions(self) -> bool:
         """Whether the deployment has transactions; asked once. Warns, once, when it has none."""
         if self._transactions is None:
-            self._transactions = attempts.has_transactions(
-                await self._client.admin.command("hello")
-            )
+            self._transactions = attempts.has_transactions(await self._client.admin.command("hello"))
             if not self._transactions:
                 warnings.warn(attempts.STANDALONE, stacklevel=4)
         return self._transactions
@@ -218,9 +213,7 @@ _METHODS: Mapping[str, tuple[_Method, Callable[[Any], Any]]] = {
     "insert_many": (lambda c, a, s: c.insert_many(**a, session=s), drive.nothing),
     "update_one": (lambda c, a, s: c.update_one(**a, session=s), drive.update_reply),
     "find_one_and_update": (
-        lambda c, a, s: c.find_one_and_update(
-            **a, return_document=pymongo.ReturnDocument.AFTER, session=s
-        ),
+        lambda c, a, s: c.find_one_and_update(**a, return_document=pymongo.ReturnDocument.AFTER, session=s),
         _unchanged,
     ),
     "delete_one": (lambda c, a, s: c.delete_one(**a, session=s), _deleted),

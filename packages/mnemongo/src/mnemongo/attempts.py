@@ -65,9 +65,7 @@ class Attempts:
         if not in_transaction and isinstance(step, Command) and step.method not in _READS:
             self._written = True
 
-    def failed_sending(
-        self, step: object, error: BaseException, *, in_transaction: bool
-    ) -> None:
+    def failed_sending(self, step: object, error: BaseException, *, in_transaction: bool) -> None:
         """Note a command that failed: it may have been carried out unless it was never sent."""
         if not isinstance(error, _NEVER_SENT):
             self.sent(step, in_transaction=in_transaction)

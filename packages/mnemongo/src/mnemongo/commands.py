@@ -157,7 +157,7 @@ def find(command: Command) -> Plan[list[Document]]:
     return cast("list[Document]", (yield command))
 
 
-def find_one(collection: str, filter: Filter) -> Plan[Document | None]:  # noqa: A002 - driver's name
+def find_one(collection: str, filter: Filter) -> Plan[Document | None]:  # noqa: A002 - the driver's own name
     """The first document that matches, or ``None``."""
     found = yield from find(finding(collection, filter, limit=1))
     return found[0] if found else None
@@ -179,7 +179,11 @@ def insert_many(collection: str, documents: Sequence[Document]) -> Plan[None]:
 
 
 def update_one(
-    collection: str, filter: Filter, update: Update, *, upsert: bool = False  # noqa: A002
+    collection: str,
+    filter: Filter,  # noqa: A002 - the driver's own name
+    update: Update,
+    *,
+    upsert: bool = False,
 ) -> Plan[UpdateReply]:
     """Update at most one document, by operators or by a pipeline."""
     arguments = {"filter": filter, "update": update, "upsert": upsert}
@@ -187,19 +191,23 @@ def update_one(
 
 
 def find_one_and_update(
-    collection: str, filter: Filter, update: Update, *, upsert: bool = False  # noqa: A002
+    collection: str,
+    filter: Filter,  # noqa: A002 - the driver's own name
+    update: Update,
+    *,
+    upsert: bool = False,
 ) -> Plan[Document | None]:
     """Update at most one document and return it as it is afterwards."""
     arguments = {"filter": filter, "update": update, "upsert": upsert}
     return cast("Document | None", (yield Command(collection, "find_one_and_update", arguments)))
 
 
-def delete_one(collection: str, filter: Filter) -> Plan[int]:  # noqa: A002 - driver's name
+def delete_one(collection: str, filter: Filter) -> Plan[int]:  # noqa: A002 - the driver's own name
     """Delete at most one document; returns how many."""
     return cast("int", (yield Command(collection, "delete_one", {"filter": filter})))
 
 
-def delete_many(collection: str, filter: Filter) -> Plan[int]:  # noqa: A002 - driver's name
+def delete_many(collection: str, filter: Filter) -> Plan[int]:  # noqa: A002 - the driver's own name
     """Delete what matches; returns how many. Bound it by the filter."""
     return cast("int", (yield Command(collection, "delete_many", {"filter": filter})))
 
@@ -212,5 +220,3 @@ def create_index(collection: str, index: Mapping[str, Any]) -> Plan[None]:
 def pause(attempt: int) -> Plan[None]:
     """Back off before the next attempt."""
     yield Pause(attempt)
-
-

@@ -100,9 +100,9 @@ class Entry:
 
     def __post_init__(self) -> None:
         """Check the identifiers; fill the digest."""
-        check_entry_key(self.key)
+        _ = check_entry_key(self.key)
         if self.turn is not None:
-            check_identifier(self.turn, "turn")
+            _ = check_identifier(self.turn, "turn")
         if not self.digest:
             object.__setattr__(self, "digest", sha256(self.event_data))
 

@@ -25,7 +25,6 @@ from mnemongo.commands import (
     Document,
     DuplicateError,
     FindEach,
-    Pause,
     Plan,
     RefusedError,
     RequireTransaction,

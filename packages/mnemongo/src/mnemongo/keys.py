@@ -62,7 +62,7 @@ class SessionKey:
     def __post_init__(self) -> None:
         """Check the three parts."""
         for name in ("app_name", "user_id", "session_id"):
-            check_identifier(getattr(self, name), name)
+            _ = check_identifier(getattr(self, name), name)
 
     @property
     def document_id(self) -> dict[str, str]:

@@ -69,8 +69,6 @@ INDEXES = (
         "mnemongo_user_activity",
         {"app_name": 1, "user_id": 1, "update_time": 1, "id": 1},
     ),
-    Index(
-        SESSIONS, "mnemongo_expiry", {"expires_at": 1}, only={"expires_at": {"$exists": True}}
-    ),
+    Index(SESSIONS, "mnemongo_expiry", {"expires_at": 1}, only={"expires_at": {"$exists": True}}),
     Index(SESSIONS, "mnemongo_clearing", {"clearing": 1}, only={"clearing": {"$exists": True}}),
 )

@@ -68,8 +68,7 @@ class Store:
         options: dict[str, Any] = {"codec_options": drive.OPTIONS, **drive.CONCERNS}
         self._database = client.get_database(database, **options)
         self._collections: dict[str, _Collection] = {
-            name: self._database.get_collection(stored)
-            for name, stored in self._settings.names.items()
+            name: self._database.get_collection(stored) for name, stored in self._settings.names.items()
         }
 
     @classmethod
@@ -137,21 +136,19 @@ class Store:
     def _attempt(self, op: Operation[T], tries: Attempts) -> T:
         transactions = self._in_transactions()
         if not (op.atomic and transactions):
-            execute = partial(self._execute, tries, op.atomic, None)
+            execute = partial(self._execute, tries, op, None)
             return drive.drive(op.plan(), execute)
         with self._client.start_session() as session:
             return session.with_transaction(
-                lambda s: drive.drive(op.plan(), partial(self._execute, tries, True, s)),
+                lambda s: drive.drive(op.plan(), partial(self._execute, tries, op, s)),
                 **drive.TRANSACTION,
             )
 
-    def _execute(
-        self, tries: Attempts, atomic: bool, session: ClientSession | None, step: Step
-    ) -> Any:
+    def _execute(self, tries: Attempts, op: Operation[Any], session: ClientSession | None, step: Step) -> Any:
         if isinstance(step, Pause):
             return time.sleep(tries.pause(step.attempt))
         if isinstance(step, RequireTransaction):
-            return drive.check_transaction(step, atomic=atomic)
+            return drive.check_transaction(step, atomic=op.atomic)
         try:
             reply = self._send(tries, session, step)
         except drive.TRANSLATED as error:
@@ -160,9 +157,7 @@ class Store:
         tries.sent(step, in_transaction=session is not None)
         return reply
 
-    def _send(
-        self, tries: Attempts, session: ClientSession | None, step: Command | FindEach
-    ) -> Any:
+    def _send(self, tries: Attempts, session: ClientSession | None, step: Command | FindEach) -> Any:
         if isinstance(step, FindEach):
             return self._find_each(tries, session, step)
         method = _METHODS[step.method]
@@ -184,9 +179,7 @@ class Store:
     def _in_transactions(self) -> bool:
         """Whether the deployment has transactions; asked once. Warns, once, when it has none."""
         if self._transactions is None:
-            self._transactions = attempts.has_transactions(
-                self._client.admin.command("hello")
-            )
+            self._transactions = attempts.has_transactions(self._client.admin.command("hello"))
             if not self._transactions:
                 warnings.warn(attempts.STANDALONE, stacklevel=4)
         return self._transactions

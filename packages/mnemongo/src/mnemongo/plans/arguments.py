@@ -12,6 +12,11 @@ def check_count(value: object, name: str = "limit", most: int = 1000) -> int:
     return value
 
 
+def optional_milliseconds(ttl: object, name: str = "ttl") -> int | None:
+    """As ``milliseconds``; ``None`` stays ``None``."""
+    return None if ttl is None else milliseconds(ttl, name)
+
+
 def milliseconds(ttl: object, name: str = "ttl") -> int:
     """A time in seconds as whole milliseconds, at least one, else ``InvalidKeyError``."""
     if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < 10**9:

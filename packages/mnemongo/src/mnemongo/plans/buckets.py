@@ -49,11 +49,7 @@ def own(delta: Mapping[str, Any]) -> dict[str, Any]:
 
 def shared(delta: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
     """The parts of a delta that are shared, by prefix, without it."""
-    return {
-        prefix: part
-        for prefix in (APP_PREFIX, USER_PREFIX)
-        if (part := _without(prefix, delta))
-    }
+    return {prefix: part for prefix in (APP_PREFIX, USER_PREFIX) if (part := _without(prefix, delta))}
 
 
 def _without(prefix: str, delta: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,7 +86,7 @@ def encoded(state: Mapping[str, Any]) -> str:
 def _first_unstorable(state: Mapping[str, Any]) -> str:
     for name, value in state.items():
         try:
-            json.dumps({name: value})
+            _ = json.dumps({name: value})
         except (TypeError, ValueError, RecursionError):
             return f"key {name!r} ({type(value).__name__})"
     return "as a whole"

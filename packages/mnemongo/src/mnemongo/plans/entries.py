@@ -68,7 +68,7 @@ def append(
     """
     for name, value in (("expected", expected), ("after", after)):
         if value is not None:
-            keys.check_revision(value, name)
+            _ = keys.check_revision(value, name)
     if entry.state_delta:
         return _with_state(key, entry, expected, lease)
     return _append(key, entry, expected, after, lease)
@@ -115,9 +115,7 @@ def _insert(key: SessionKey, entry: Entry, revision: int, lease: Lease | None) -
         yield from leases.insert_held(document, lease)
 
 
-def _next_place(
-    key: SessionKey, known: int, expected: int | None, lease: Lease | None
-) -> Plan[int]:
+def _next_place(key: SessionKey, known: int, expected: int | None, lease: Lease | None) -> Plan[int]:
     """Where the session ends, after somebody else took the place; or why that must not be asked."""
     head = yield from heads.current(key)
     if lease is not None:
@@ -165,16 +163,12 @@ def _check_same(key: SessionKey, entry: Entry, stored: Stored) -> None:
 
 
 def _withdraw(key: SessionKey, entry_key: str, revision: int) -> Plan[None]:
-    _ = yield from delete_one(
-        EVENTS, {**key.fields, "_id": key.entry_id(entry_key), "revision": revision}
-    )
+    _ = yield from delete_one(EVENTS, {**key.fields, "_id": key.entry_id(entry_key), "revision": revision})
 
 
 def _settle(key: SessionKey, entry: Entry, revision: int) -> Plan[None]:
     """Move the head over the entry; where the session is not what it was, withdraw the entry."""
-    reply = yield from update_one(
-        SESSIONS, heads.alive(key, revision=revision - 1), heads.moved_to(revision)
-    )
+    reply = yield from update_one(SESSIONS, heads.alive(key, revision=revision - 1), heads.moved_to(revision))
     if reply.matched:
         return
     head = yield from heads.read(key)
@@ -216,7 +210,7 @@ def append_many(
         InvalidKeyError: a key occurs twice.
     """
     if expected is not None:
-        keys.check_revision(expected)
+        _ = keys.check_revision(expected)
     if len({entry.key for entry in batch}) != len(batch):
         raise InvalidKeyError("a key occurs twice in one batch", key=key)
     size = sum(entry.size for entry in batch)
@@ -323,9 +317,7 @@ def _write(
     yield from _move_head(key, head, head.revision + len(batch), state, lease)
 
 
-def _move_head(
-    key: SessionKey, head: Head, to: int, state: str | None, lease: Lease | None
-) -> Plan[None]:
+def _move_head(key: SessionKey, head: Head, to: int, state: str | None, lease: Lease | None) -> Plan[None]:
     selection = heads.alive(key, revision=head.revision)
     if lease is not None:
         in_time = {"$expr": {"$gt": ["$lease.until", "$$NOW"]}}

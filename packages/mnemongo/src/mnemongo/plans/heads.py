@@ -20,12 +20,8 @@ from mnemongo.plans import buckets, payloads
 from mnemongo.schema import EVENTS, SESSIONS
 
 NOW_SECONDS = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
-ALIVE: Mapping[str, Any] = {
-    "$or": [{"expires_at": None}, {"$expr": {"$gt": ["$expires_at", "$$NOW"]}}]
-}
-RENEWED_EXPIRY = {
-    "$cond": [{"$gt": ["$ttl_ms", 0]}, {"$add": ["$$NOW", "$ttl_ms"]}, "$$REMOVE"]
-}
+ALIVE: Mapping[str, Any] = {"$or": [{"expires_at": None}, {"$expr": {"$gt": ["$expires_at", "$$NOW"]}}]}
+RENEWED_EXPIRY = {"$cond": [{"$gt": ["$ttl_ms", 0]}, {"$add": ["$$NOW", "$ttl_ms"]}, "$$REMOVE"]}
 _ROLL_FORWARD_PAGE = 1000
 
 
@@ -174,9 +170,7 @@ def _run_after(key: SessionKey, revision: int) -> Plan[list[Document]]:
         )
     )
     return [
-        document
-        for place, document in enumerate(tail, start=revision + 1)
-        if document["revision"] == place
+        document for place, document in enumerate(tail, start=revision + 1) if document["revision"] == place
     ]
 
 
@@ -184,9 +178,7 @@ def _deltas(key: SessionKey, run: Iterable[Document]) -> Plan[dict[str, Any]]:
     ids = [document["_id"] for document in run if document.get("has_delta")]
     if not ids:
         return {}
-    found = yield from find(
-        finding(EVENTS, {**key.fields, "_id": {"$in": ids}}, sort=(("revision", 1),))
-    )
+    found = yield from find(finding(EVENTS, {**key.fields, "_id": {"$in": ids}}, sort=(("revision", 1),)))
     merged: dict[str, Any] = {}
     for stored in (yield from payloads.joined(key, found)):
         merged |= stored.entry.state_delta

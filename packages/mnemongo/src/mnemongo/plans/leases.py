@@ -29,7 +29,7 @@ from mnemongo.documents import FENCE, Entry, Lease
 from mnemongo.errors import LeaseHeldError, LeaseLostError
 from mnemongo.keys import SessionKey, check_identifier
 from mnemongo.plans import heads, sessions
-from mnemongo.plans.arguments import milliseconds
+from mnemongo.plans.arguments import milliseconds, optional_milliseconds
 from mnemongo.schema import EVENTS, SESSIONS
 
 
@@ -57,19 +57,23 @@ def acquire(
         LeaseHeldError: another holder has it; ``found`` is its expiry.
         NotFoundError: no such session, and ``create`` is false.
     """
-    check_identifier(owner, "owner")
+    _ = check_identifier(owner, "owner")
     nonce = keys.new_nonce()
     until = {"$add": ["$$NOW", milliseconds(ttl)]}
     pipeline = list(_taken(owner, nonce, until))
     if create:
-        fresh = sessions.fresh_head(key, "{}", milliseconds(session_ttl), keys.new_life())
+        ttl_ms = optional_milliseconds(session_ttl, "session_ttl")
+        fresh = sessions.fresh_head(key, "{}", ttl_ms, keys.new_life())
         pipeline = [*fresh, *pipeline]
     return _acquire(key, nonce, pipeline, create)
 
 
 @operation()
 def _acquire(
-    key: SessionKey, nonce: str, pipeline: Sequence[Document], create: bool  # noqa: FBT001 - internal
+    key: SessionKey,
+    nonce: str,
+    pipeline: Sequence[Document],
+    create: bool,  # noqa: FBT001 - internal
 ) -> Plan[Lease]:
     selection = {"_id": key.document_id} if create else heads.alive(key)
     for attempt in count(1):
@@ -113,8 +117,6 @@ def _taken(owner: str, nonce: str, until: Document) -> Sequence[Document]:
         {"$replaceWith": {"$mergeObjects": ["$$ROOT", {"lease": decided}]}},
         {"$set": {"expires_at": kept_alive}},
     ]
-
-
 
 
 def _lease(key: SessionKey, head: Document) -> Lease:
@@ -182,9 +184,7 @@ def insert_held(document: Document, lease: Lease) -> Plan[None]:
     """
     never = {**lease.key.fields, "_id": document["_id"], "revision": -1}
     in_time = {"$lt": ["$$NOW", lease.until]}
-    guarded = {
-        "$mergeObjects": [{"$literal": document}, {"_id": {"$cond": [in_time, "$_id", None]}}]
-    }
+    guarded = {"$mergeObjects": [{"$literal": document}, {"_id": {"$cond": [in_time, "$_id", None]}}]}
     _ = yield from update_one(EVENTS, never, [{"$replaceWith": guarded}], upsert=True)
 
 

@@ -52,9 +52,7 @@ def split(key: SessionKey, entry: Entry, revision: int) -> tuple[Document, list[
     return document, list(_parts(key, keys.life(revision), digest, body))
 
 
-def document_of(
-    key: SessionKey, entry: Entry, revision: int, *, has_delta: bool | None = None
-) -> Document:
+def document_of(key: SessionKey, entry: Entry, revision: int, *, has_delta: bool | None = None) -> Document:
     """The entry's document; ``has_delta`` marks one whose state a crash may have left unapplied."""
     document = documents.entry_document(key, entry, revision)
     if entry.state_delta if has_delta is None else has_delta:

@@ -44,7 +44,7 @@ class Window:
 @operation()
 def get(key: SessionKey, entry_key: str) -> Plan[Stored | None]:
     """One entry by its key, or ``None``. One round trip."""
-    check_entry_key(entry_key)
+    _ = check_entry_key(entry_key)
     find = finding(EVENTS, {**key.fields, "_id": key.entry_id(entry_key)}, limit=1)
     head, (found,) = yield from heads.read_with(key, find)
     if not found or keys.life(found[0]["revision"]) != keys.life(head.revision):
@@ -77,7 +77,7 @@ def page(key: SessionKey, *, after: int | None = None, limit: int = 100) -> Plan
         StaleRevisionError: the session was cleared or deleted since ``after``.
         NotFoundError: there is no such session.
     """
-    check_count(limit)
+    _ = check_count(limit)
     head, run = yield from _run(key, after, limit)
     if after is not None and keys.life(after) != keys.life(head.revision):
         raise heads.stale(key, after, head.revision)
@@ -116,7 +116,7 @@ def _look(key: SessionKey, command: Command) -> Plan[_Seen]:
     while True:
         head, (found, pins) = yield from heads.read_with(
             key,
-            finding(EVENTS, **{**command.arguments, "filter": selection}),
+            Command(EVENTS, "find", {**command.arguments, "filter": selection}),
             finding(EVENTS, pinned, sort=_UP, limit=_PINNED),
         )
         living = heads.of_life(key, head.revision)
@@ -222,9 +222,7 @@ def _longer(key: SessionKey, run: Sequence[Document], turns: int) -> Plan[Sequen
     return [*run, *(yield from find(finding(EVENTS, between, sort=_DOWN)))]
 
 
-def _window(
-    key: SessionKey, run: Sequence[Document], pinned: Sequence[Document]
-) -> Plan[Window]:
+def _window(key: SessionKey, run: Sequence[Document], pinned: Sequence[Document]) -> Plan[Window]:
     oldest_first = run[::-1]
     before = [d for d in pinned if not run or d["revision"] < run[-1]["revision"]]
     shown = yield from payloads.joined(key, _shown(oldest_first))
@@ -239,4 +237,3 @@ def _shown(run: Sequence[Document]) -> Sequence[Document]:
 
 def _is_fence(document: Document) -> bool:
     return document.get("kind") == FENCE
-

@@ -32,7 +32,7 @@ def sweep(*, limit: int = 100) -> Plan[Swept]:
     >>> ModelStore().run(sweep())
     Swept(sessions=0, entries=0, finished=True)
     """
-    check_count(limit)
+    _ = check_count(limit)
     expired = yield from find(
         finding(
             SESSIONS,

@@ -30,14 +30,12 @@ from mnemongo.documents import Head, Page
 from mnemongo.errors import AlreadyExistsError
 from mnemongo.keys import SessionKey, check_identifier
 from mnemongo.plans import buckets, heads
-from mnemongo.plans.arguments import check_count, milliseconds
+from mnemongo.plans.arguments import check_count, optional_milliseconds
 from mnemongo.schema import EVENTS, PAYLOADS, SESSIONS
 
 LONG_AGO = datetime(1970, 1, 2, tzinfo=UTC)
 DELETE_PAGE = 1000
-EXPIRED: Document = {
-    "$and": [{"$gt": ["$expires_at", None]}, {"$lte": ["$expires_at", "$$NOW"]}]
-}
+EXPIRED: Document = {"$and": [{"$gt": ["$expires_at", None]}, {"$lte": ["$expires_at", "$$NOW"]}]}
 
 
 def create(
@@ -61,16 +59,14 @@ def create(
     >>> ModelStore().run(create(SessionKey("shop", "ann", "s1"), state={"cart": 2})).state
     {'cart': 2}
     """
-    return _create(key, buckets.encoded(state or {}), ttl and milliseconds(ttl), keys.new_life())
+    return _create(key, buckets.encoded(state or {}), optional_milliseconds(ttl), keys.new_life())
 
 
 @operation()
 def _create(key: SessionKey, state: str, ttl_ms: int | None, life: int) -> Plan[Head]:
     pipeline = fresh_head(key, state, ttl_ms, life)
     while True:
-        found = yield from find_one_and_update(
-            SESSIONS, {"_id": key.document_id}, pipeline, upsert=True
-        )
+        found = yield from find_one_and_update(SESSIONS, {"_id": key.document_id}, pipeline, upsert=True)
         head = documents.head(found or {})
         if keys.life(head.revision) == life:
             return head
@@ -125,9 +121,9 @@ def list(  # noqa: A001 - the name a user looks for: sessions.list
     Returns:
         The page. A session that is written to meanwhile moves to the end, and may be seen twice.
     """
-    check_identifier(app_name, "app_name")
+    _ = check_identifier(app_name, "app_name")
     if user_id is not None:
-        check_identifier(user_id, "user_id")
+        _ = check_identifier(user_id, "user_id")
     _ = check_count(limit)
     return _list(app_name, user_id, limit, after)
 
@@ -216,9 +212,7 @@ def delete(key: SessionKey) -> Plan[bool]:
     >>> store.run(delete(key)), store.run(delete(key))
     (True, False)
     """
-    found = yield from find_one_and_update(
-        SESSIONS, heads.alive(key), {"$set": {"expires_at": LONG_AGO}}
-    )
+    found = yield from find_one_and_update(SESSIONS, heads.alive(key), {"$set": {"expires_at": LONG_AGO}})
     removed = yield from remove_expired(key)
     return found is not None or removed is not None
 

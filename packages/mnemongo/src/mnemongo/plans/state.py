@@ -79,18 +79,14 @@ def merge(key: SessionKey, delta: Mapping[str, Any]) -> Operation[None]:
 
 
 @operation()
-def _merge_one(
-    key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mapping[str, Any]
-) -> Plan[None]:
+def _merge_one(key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mapping[str, Any]) -> Plan[None]:
     yield from buckets.merge_shared(key, shared)
     if own:
         yield from _merge_own(key, own)
 
 
 @operation(atomic=True)
-def _merge_all(
-    key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mapping[str, Any]
-) -> Plan[None]:
+def _merge_all(key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mapping[str, Any]) -> Plan[None]:
     if own:
         yield from _merge_own(key, own)
     targets = buckets.shared_buckets(key, shared)
