@@ -66,7 +66,8 @@ def history(store: Store, model_store: ModelStore) -> None:
 async def asynchronous(client: AsyncMongoClient[dict[str, Any]], model_store: AsyncModelStore) -> None:
     store = AsyncStore(client, "agents")
     await store.setup()
-    _ = assert_type(await store.run(sessions.create(KEY)), Head)
+    head = await store.run(sessions.create(KEY))
+    _ = assert_type(head, Head)
     talk = AsyncChatHistory(store, KEY)
     async with talk.turn("t-42", wait=5) as turn:
         _ = await turn.user("Where is my order?")

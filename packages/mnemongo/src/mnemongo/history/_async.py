@@ -25,7 +25,7 @@ T = TypeVar("T")
 class AsyncRunner(Protocol):
     """What runs operations: an ``AsyncStore``, or an ``AsyncModelStore`` in tests."""
 
-    async def run(self, op: Operation[T]) -> T:
+    async def run(self, op: Operation[T], /) -> T:
         """Run one operation."""
         ...
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Runner(Protocol):
     """What runs operations: a ``Store``, or a ``ModelStore`` in tests."""
 
-    def run(self, op: Operation[T]) -> T:
+    def run(self, op: Operation[T], /) -> T:
         """Run one operation."""
         ...
 
