@@ -1,8 +1,8 @@
 """When an operation is tried again and when it has failed: decided here, for both stores.
 
-An operation may take ``timeout`` seconds in all. Each attempt takes at most a quarter of that, so a
-transaction that is older than ``timeout`` has certainly lost its client, and may be killed when it stands
-in the way, and there is still time for an attempt after that.
+An operation may take ``timeout`` seconds in all, and each attempt at it, its transaction included, at
+most a quarter of that. So a transaction that is older than half of it has certainly lost its client: it may
+be killed when it stands in the way, and there is still time for an attempt after that.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def is_blocked(error: BaseException) -> bool:
 
 def orphans(timeout: float) -> list[Document]:
     """The aggregation (on ``admin``) that lists this user's own abandoned transactions of ours."""
-    older = {"$gt": int(timeout * 1_000_000)}
+    older = {"$gt": int(timeout / 2 * 1_000_000)}
     return [
         {"$currentOp": {"allUsers": False, "idleSessions": True}},
         {

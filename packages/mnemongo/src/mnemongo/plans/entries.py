@@ -177,7 +177,9 @@ def _settle(key: SessionKey, entry: Entry, revision: int) -> Plan[None]:
             head = yield from heads.rolled_forward(key, head)
         if head.revision >= revision:
             return
-    yield from _withdraw(key, entry.key, revision)
+        yield from _withdraw(key, entry.key, revision)
+    else:
+        _ = yield from heads.remove_life(key, revision)  # it is over: nothing of it comes back
     if head is None:
         raise heads.missing(key)
     raise heads.stale(key, revision - 1, head.revision)

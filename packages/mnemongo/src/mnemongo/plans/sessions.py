@@ -14,11 +14,9 @@ from typing import Any
 
 from mnemongo import documents, keys
 from mnemongo.commands import (
-    Command,
     Document,
     Operation,
     Plan,
-    delete_many,
     delete_one,
     find,
     find_one_and_update,
@@ -31,10 +29,9 @@ from mnemongo.errors import AlreadyExistsError
 from mnemongo.keys import SessionKey, check_identifier
 from mnemongo.plans import buckets, heads
 from mnemongo.plans.arguments import check_count, optional_milliseconds
-from mnemongo.schema import EVENTS, PAYLOADS, SESSIONS
+from mnemongo.schema import SESSIONS
 
 LONG_AGO = datetime(1970, 1, 2, tzinfo=UTC)
-DELETE_PAGE = 1000
 EXPIRED: Document = {"$and": [{"$gt": ["$expires_at", None]}, {"$lte": ["$expires_at", "$$NOW"]}]}
 
 
@@ -191,7 +188,7 @@ def _clear(key: SessionKey, life: int) -> Plan[Head]:
 
 def finish_clearing(key: SessionKey, found: Document) -> Plan[int]:
     """Remove the life that a head notes as cleared, then the note; returns the entries removed."""
-    removed = yield from remove_life(key, found["clearing"])
+    removed = yield from heads.remove_life(key, found["clearing"])
     _ = yield from update_one(
         SESSIONS,
         {"_id": key.document_id, "clearing": found["clearing"]},
@@ -226,7 +223,7 @@ def remove_expired(key: SessionKey) -> Plan[int | None]:
     if not found:
         return None
     revision = documents.revision(found[0])
-    removed = yield from remove_life(key, revision)
+    removed = yield from heads.remove_life(key, revision)
     if "clearing" in found[0]:
         removed += yield from finish_clearing(key, found[0])
     _ = yield from delete_one(
@@ -234,33 +231,3 @@ def remove_expired(key: SessionKey) -> Plan[int | None]:
         {"_id": key.document_id, **heads.in_life(revision), "$expr": EXPIRED},
     )
     return removed
-
-
-def remove_life(key: SessionKey, revision: int) -> Plan[int]:
-    """Remove the entries and payloads of one life, a bounded number in each command."""
-    removed = 0
-    while places := (yield from _oldest_places(key, revision)):
-        chunk = heads.between(key, after=keys.life(revision), to=places[-1])
-        removed += yield from delete_many(EVENTS, chunk)
-    payloads_of_life = {**key.fields, "life": keys.life(revision)}
-    while parts := (yield from find(_some_ids(payloads_of_life))):
-        ids = [part["_id"] for part in parts]
-        _ = yield from delete_many(PAYLOADS, {**key.fields, "_id": {"$in": ids}})
-    return removed
-
-
-def _oldest_places(key: SessionKey, revision: int) -> Plan[Sequence[int]]:
-    found = yield from find(
-        finding(
-            EVENTS,
-            heads.of_life(key, revision),
-            sort=(("revision", 1),),
-            limit=DELETE_PAGE,
-            projection={"revision": 1},
-        )
-    )
-    return [documents.revision(document) for document in found]
-
-
-def _some_ids(selection: Document) -> Command:
-    return finding(PAYLOADS, selection, limit=DELETE_PAGE, projection={"_id": 1})
