@@ -208,7 +208,7 @@ def head(document: Mapping[str, Any]) -> Head:
     try:
         lease = document.get("lease") or {}
         return Head(
-            key=SessionKey(**document["_id"]),
+            key=SessionKey.of(document["_id"]),
             revision=revision(document),
             state=decode_state(document.get("state"), document["_id"]),
             create_time=document["create_time"],

@@ -10,7 +10,9 @@ one of its successor (docs/decisions/0002-revisions.md).
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 from mnemongo.errors import InvalidKeyError
 
@@ -64,6 +66,11 @@ class SessionKey:
         for name in ("app_name", "user_id", "session_id"):
             _ = check_identifier(getattr(self, name), name)
 
+    @classmethod
+    def of(cls, document_id: Mapping[str, Any]) -> Self:
+        """The session that a document's ``_id`` belongs to."""
+        return cls(document_id["app_name"], document_id["user_id"], document_id["session_id"])
+
     @property
     def document_id(self) -> dict[str, str]:
         """The ``_id`` of the session's head. MongoDB compares it by field order: this is the order."""
@@ -77,6 +84,11 @@ class SessionKey:
     def fields(self) -> dict[str, str]:
         """The same three fields, as every entry carries them: a filter that a shard key can route."""
         return self.document_id
+
+    @property
+    def beyond_id(self) -> dict[str, str]:
+        """Greater than every ``_id`` of this session's documents, less than the next session's."""
+        return {**self.document_id, "session_id": f"{self.session_id}\0"}
 
     def entry_id(self, entry_key: str) -> dict[str, str]:
         """The ``_id`` of the entry ``entry_key`` of this session."""

@@ -30,7 +30,7 @@ from mnemongo.commands import (
 from mnemongo.documents import Entry, Head, Lease, Stored
 from mnemongo.errors import DocumentTooLargeError, InvalidKeyError, KeyConflictError
 from mnemongo.keys import SessionKey
-from mnemongo.plans import buckets, heads, leases, payloads
+from mnemongo.plans import buckets, heads, leases, payloads, removal
 from mnemongo.plans.reading import get, last, page, turn, turns
 from mnemongo.schema import BATCH_BYTES, EVENTS, SESSIONS
 
@@ -179,7 +179,7 @@ def _settle(key: SessionKey, entry: Entry, revision: int) -> Plan[None]:
             return
         yield from _withdraw(key, entry.key, revision)
     else:
-        _ = yield from heads.remove_life(key, revision)  # it is over: nothing of it comes back
+        _ = yield from removal.remove_life(key, revision)  # it is over: nothing of it comes back
     if head is None:
         raise heads.missing(key)
     raise heads.stale(key, revision - 1, head.revision)

@@ -17,13 +17,12 @@ from mnemongo.documents import Head
 from mnemongo.errors import NotFoundError, StaleRevisionError
 from mnemongo.keys import SessionKey
 from mnemongo.plans import buckets, payloads
-from mnemongo.schema import EVENTS, PAYLOADS, SESSIONS
+from mnemongo.schema import EVENTS, SESSIONS
 
 NOW_SECONDS = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
 ALIVE: Mapping[str, Any] = {"$or": [{"expires_at": None}, {"$expr": {"$gt": ["$expires_at", "$$NOW"]}}]}
 RENEWED_EXPIRY = {"$cond": [{"$gt": ["$ttl_ms", 0]}, {"$add": ["$$NOW", "$ttl_ms"]}, "$$REMOVE"]}
 _ROLL_FORWARD_PAGE = 1000
-_DELETE_PAGE = 1000
 
 
 def alive(key: SessionKey, **more: object) -> dict[str, Any]:
@@ -184,33 +183,3 @@ def _deltas(key: SessionKey, run: Iterable[Document]) -> Plan[dict[str, Any]]:
     for stored in (yield from payloads.joined(key, found)):
         merged |= stored.entry.state_delta
     return merged
-
-
-def remove_life(key: SessionKey, revision: int) -> Plan[int]:
-    """Remove the entries and payloads of one life, a bounded number in each command."""
-    removed = 0
-    while places := (yield from _oldest_places(key, revision)):
-        chunk = between(key, after=keys.life(revision), to=places[-1])
-        removed += yield from delete_many(EVENTS, chunk)
-    payloads_of_life = {**key.fields, "life": keys.life(revision)}
-    while parts := (yield from find(_some_ids(payloads_of_life))):
-        ids = [part["_id"] for part in parts]
-        _ = yield from delete_many(PAYLOADS, {**key.fields, "_id": {"$in": ids}})
-    return removed
-
-
-def _oldest_places(key: SessionKey, revision: int) -> Plan[list[int]]:
-    found = yield from find(
-        finding(
-            EVENTS,
-            of_life(key, revision),
-            sort=(("revision", 1),),
-            limit=_DELETE_PAGE,
-            projection={"revision": 1},
-        )
-    )
-    return [documents.revision(document) for document in found]
-
-
-def _some_ids(selection: Document) -> Command:
-    return finding(PAYLOADS, selection, limit=_DELETE_PAGE, projection={"_id": 1})

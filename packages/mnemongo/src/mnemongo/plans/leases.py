@@ -28,7 +28,7 @@ from mnemongo.commands import (
 from mnemongo.documents import FENCE, Entry, Lease
 from mnemongo.errors import LeaseHeldError, LeaseLostError
 from mnemongo.keys import SessionKey, check_identifier
-from mnemongo.plans import heads, sessions
+from mnemongo.plans import heads, removal, sessions
 from mnemongo.plans.arguments import milliseconds, optional_milliseconds
 from mnemongo.schema import EVENTS, SESSIONS
 
@@ -84,7 +84,7 @@ def _acquire(
         if stored.get("nonce") == nonce:
             lease = _lease(key, found)
             return (yield from _fenced(lease)) if stored["takeover"] else lease
-        expired = found.get("expires_at") and (yield from sessions.remove_expired(key)) is not None
+        expired = found.get("expires_at") and (yield from removal.remove_expired(key)) is not None
         if not expired and stored.get("owner") is not None:
             raise _held(key, found)
         yield from pause(attempt)
@@ -96,7 +96,7 @@ def _taken(owner: str, nonce: str, until: Document) -> Sequence[Document]:
     mine = {"$eq": ["$lease.nonce", nonce]}
     open_ = {"$gt": ["$lease.until", None]}
     run_out = {"$or": [{"$not": [open_]}, {"$lte": ["$lease.until", "$$NOW"]}]}
-    free = {"$and": [{"$not": [sessions.EXPIRED]}, run_out]}
+    free = {"$and": [{"$not": [removal.EXPIRED]}, run_out]}
     token = {"$ifNull": ["$lease.token", 0]}
     taken = {
         "owner": {"$literal": owner},

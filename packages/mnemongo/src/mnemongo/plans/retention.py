@@ -1,18 +1,20 @@
-"""Retention: removing what expired sessions and interrupted deletes have left, in bounded batches.
+"""Retention: giving back the space of what nobody can see any more, in bounded batches.
 
-An expired session is invisible at once; this only gives its space back. Nothing living is touched: each
-session is removed on the condition that it still is expired, by the server's clock.
+``sweep`` removes expired sessions and finishes interrupted deletes and clears; run it often. ``orphans``
+walks through all sessions and removes what a writer that was killed left behind in one that was over;
+run it seldom. Nothing living is touched by either.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mnemongo.commands import Plan, find, finding, operation
+from mnemongo import documents, keys
+from mnemongo.commands import Document, Plan, find, find_each, find_one, finding, operation
 from mnemongo.keys import SessionKey
-from mnemongo.plans import sessions
+from mnemongo.plans import removal
 from mnemongo.plans.arguments import check_count
-from mnemongo.schema import SESSIONS
+from mnemongo.schema import EVENTS, PAYLOADS, SESSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ def sweep(*, limit: int = 100) -> Plan[Swept]:
     expired = yield from find(
         finding(
             SESSIONS,
-            {"expires_at": {"$exists": True}, "$expr": sessions.EXPIRED},
+            {"expires_at": {"$exists": True}, "$expr": removal.EXPIRED},
             sort=(("expires_at", 1),),
             limit=limit,
             projection={"_id": 1},
@@ -45,7 +47,85 @@ def sweep(*, limit: int = 100) -> Plan[Swept]:
     clearing = yield from find(finding(SESSIONS, {"clearing": {"$exists": True}}, limit=limit))
     removed = 0
     for document in expired:
-        removed += (yield from sessions.remove_expired(SessionKey(**document["_id"]))) or 0
+        removed += (yield from removal.remove_expired(SessionKey.of(document["_id"]))) or 0
     for document in clearing:
-        removed += yield from sessions.finish_clearing(SessionKey(**document["_id"]), document)
+        removed += yield from removal.finish_clearing(SessionKey.of(document["_id"]), document)
     return Swept(len(expired), removed, finished=max(len(expired), len(clearing)) < limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """What one walk removed. ``next`` goes into ``after=`` for what follows; ``None``: the end."""
+
+    entries: int
+    next: SessionKey | None
+
+
+@operation()
+def orphans(*, after: SessionKey | None = None, limit: int = 100) -> Plan[Orphans]:
+    """Look through up to ``limit`` sessions for entries and payloads of lives that are over.
+
+    Args:
+        after: the ``next`` of the walk before; ``None``: from the beginning.
+        limit: how many sessions, 1 to 1,000; each costs three round trips.
+
+    >>> from mnemongo.testing import ModelStore
+    >>> ModelStore().run(orphans())
+    Orphans(entries=0, next=None)
+    """
+    _ = check_count(limit)
+    removed = 0
+    for _ in range(limit):
+        key = yield from _session_after(after)
+        if key is None:
+            return Orphans(removed, None)
+        removed += yield from _remove_orphans(key)
+        after = key
+    return Orphans(removed, after)
+
+
+def _session_after(after: SessionKey | None) -> Plan[SessionKey | None]:
+    """The next session that has an entry or a payload, by its key."""
+    selection = {} if after is None else {"_id": {"$gt": after.beyond_id}}
+    entries, parts = yield from find_each(
+        *(
+            finding(collection, selection, sort=(("_id", 1),), limit=1, projection={"_id": 1})
+            for collection in (EVENTS, PAYLOADS)
+        )
+    )
+    found = [SessionKey.of(document["_id"]) for document in (*entries, *parts)]
+    return min(found, default=None)
+
+
+def _remove_orphans(key: SessionKey) -> Plan[int]:
+    removed = 0
+    while (over := (yield from _a_life_that_is_over(key))) is not None:
+        removed += yield from removal.remove_life(key, over)
+    return removed
+
+
+def _a_life_that_is_over(key: SessionKey) -> Plan[int | None]:
+    """A life with entries or payloads that the head does not name.
+
+    The head is read again after them: a life begins with its head, so one whose entries were seen before
+    a head without it is over, and not merely too young for the first look.
+    """
+    head = yield from find_one(SESSIONS, {"_id": key.document_id})
+    while True:
+        living = None if head is None else keys.life(documents.revision(head))
+        strays, parts = yield from find_each(
+            finding(EVENTS, {**key.fields, **_beside("revision", living)}, limit=1),
+            finding(PAYLOADS, {**key.fields, **_beside("life", living)}, limit=1),
+        )
+        lives = [keys.life(documents.revision(d)) for d in strays] + [int(d["life"]) for d in parts]
+        if not lives:
+            return None
+        head = yield from find_one(SESSIONS, {"_id": key.document_id})
+        if head is None or keys.life(documents.revision(head)) != lives[0]:
+            return lives[0]
+
+
+def _beside(field: str, life: int | None) -> Document:
+    if life is None:
+        return {}
+    return {"$or": [{field: {"$lt": life}}, {field: {"$gt": keys.end_of_life(life)}}]}

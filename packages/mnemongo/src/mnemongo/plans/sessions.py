@@ -17,7 +17,6 @@ from mnemongo.commands import (
     Document,
     Operation,
     Plan,
-    delete_one,
     find,
     find_one_and_update,
     finding,
@@ -27,12 +26,11 @@ from mnemongo.commands import (
 from mnemongo.documents import Head, Page
 from mnemongo.errors import AlreadyExistsError
 from mnemongo.keys import SessionKey, check_identifier
-from mnemongo.plans import buckets, heads
+from mnemongo.plans import buckets, heads, removal
 from mnemongo.plans.arguments import check_count, optional_milliseconds
 from mnemongo.schema import SESSIONS
 
 LONG_AGO = datetime(1970, 1, 2, tzinfo=UTC)
-EXPIRED: Document = {"$and": [{"$gt": ["$expires_at", None]}, {"$lte": ["$expires_at", "$$NOW"]}]}
 
 
 def create(
@@ -67,7 +65,7 @@ def _create(key: SessionKey, state: str, ttl_ms: int | None, life: int) -> Plan[
         head = documents.head(found or {})
         if keys.life(head.revision) == life:
             return head
-        if head.expires_at is None or (yield from remove_expired(key)) is None:
+        if head.expires_at is None or (yield from removal.remove_expired(key)) is None:
             raise AlreadyExistsError(
                 f"the session {key} exists already: get it, or choose another id", key=key
             )
@@ -176,7 +174,7 @@ def _clear(key: SessionKey, life: int) -> Plan[Head]:
     while True:
         found = yield from heads.document(key)
         if "clearing" in found:
-            _ = yield from finish_clearing(key, found)
+            _ = yield from removal.finish_clearing(key, found)
             continue
         head = documents.head(found)
         if keys.life(head.revision) == life:
@@ -184,17 +182,6 @@ def _clear(key: SessionKey, life: int) -> Plan[Head]:
         begun = heads.moved_to(life)
         begun[0]["$set"]["clearing"] = "$revision"
         _ = yield from update_one(SESSIONS, heads.alive(key, revision=head.revision), begun)
-
-
-def finish_clearing(key: SessionKey, found: Document) -> Plan[int]:
-    """Remove the life that a head notes as cleared, then the note; returns the entries removed."""
-    removed = yield from heads.remove_life(key, found["clearing"])
-    _ = yield from update_one(
-        SESSIONS,
-        {"_id": key.document_id, "clearing": found["clearing"]},
-        {"$unset": {"clearing": ""}},
-    )
-    return removed
 
 
 @operation()
@@ -210,24 +197,5 @@ def delete(key: SessionKey) -> Plan[bool]:
     (True, False)
     """
     found = yield from find_one_and_update(SESSIONS, heads.alive(key), {"$set": {"expires_at": LONG_AGO}})
-    removed = yield from remove_expired(key)
+    removed = yield from removal.remove_expired(key)
     return found is not None or removed is not None
-
-
-def remove_expired(key: SessionKey) -> Plan[int | None]:
-    """Remove what an expired session left behind, the head last.
-
-    Returns the number of entries removed, or ``None`` when the session is not an expired one.
-    """
-    found = yield from find(finding(SESSIONS, {"_id": key.document_id, "$expr": EXPIRED}, limit=1))
-    if not found:
-        return None
-    revision = documents.revision(found[0])
-    removed = yield from heads.remove_life(key, revision)
-    if "clearing" in found[0]:
-        removed += yield from finish_clearing(key, found[0])
-    _ = yield from delete_one(
-        SESSIONS,
-        {"_id": key.document_id, **heads.in_life(revision), "$expr": EXPIRED},
-    )
-    return removed
