@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -12,7 +11,7 @@ from mnemongo import keys
 from mnemongo.commands import Operation, Pause
 from mnemongo.documents import Stored
 from mnemongo.drive import pause_seconds
-from mnemongo.errors import LeaseLostError, MnemongoError, UnavailableError
+from mnemongo.errors import MnemongoError, OutcomeUnknownError, UnavailableError
 from mnemongo.history._chat import ChatTalk
 from mnemongo.history._turn import TurnTalk, output, question, reply
 from mnemongo.history._window import Context, Limits, Talk, TokenCounter
@@ -192,10 +191,17 @@ class AsyncTurn:
         Raises:
             StaleRevisionError, NotFoundError: the session was deleted or cleared during the turn.
         """
+        try:
+            await self._stop_renewing()
+        finally:
+            await self._end(error)
+
+    async def _stop_renewing(self) -> None:
         if self._renewing is not None:
             _ = self._renewing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._renewing
+            _ = await asyncio.wait([self._renewing])
+
+    async def _end(self, error: BaseException | None) -> None:
         try:
             _ = await self._say(self._turn.end())
         except MnemongoError as failure:
@@ -209,10 +215,10 @@ class AsyncTurn:
             await asyncio.sleep(self._turn.ttl / 3)
             try:
                 self._turn.lease = await self._say(self._turn.renewed())
-            except UnavailableError:  # until the expiry there is time to try again
+            except (UnavailableError, OutcomeUnknownError):  # there is time until the expiry
                 continue
-            except LeaseLostError as lost:
-                self._turn.lost = lost  # raised by the next write
+            except MnemongoError as failure:
+                self._turn.failure = failure  # raised by the next write
                 return
 
     async def _say(self, talk: Talk[T]) -> T:

@@ -12,7 +12,7 @@ from mnemongo import keys
 from mnemongo.commands import Operation, Pause
 from mnemongo.documents import Stored
 from mnemongo.drive import pause_seconds
-from mnemongo.errors import LeaseLostError, MnemongoError, UnavailableError
+from mnemongo.errors import MnemongoError, OutcomeUnknownError, UnavailableError
 from mnemongo.history._chat import ChatTalk
 from mnemongo.history._turn import TurnTalk, output, question, reply
 from mnemongo.history._window import Context, Limits, Talk, TokenCounter
@@ -204,10 +204,10 @@ class Turn:
         while not self._stop.wait(self._turn.ttl / 3):
             try:
                 self._turn.lease = self._say(self._turn.renewed())
-            except UnavailableError:  # until the expiry there is time to try again
+            except (UnavailableError, OutcomeUnknownError):  # there is time until the expiry
                 continue
-            except LeaseLostError as lost:
-                self._turn.lost = lost  # raised by the next write
+            except MnemongoError as failure:
+                self._turn.failure = failure  # raised by the next write
                 return
 
     def _say(self, talk: Talk[T]) -> T:

@@ -14,7 +14,7 @@ from itertools import count
 from mnemongo import keys
 from mnemongo.commands import Pause
 from mnemongo.documents import Lease, Stored
-from mnemongo.errors import ConfigurationError, LeaseHeldError, LeaseLostError
+from mnemongo.errors import ConfigurationError, LeaseHeldError, MnemongoError
 from mnemongo.history._window import Context, Limits, Talk, context
 from mnemongo.keys import SessionKey
 from mnemongo.messages import Message, ToolCall
@@ -26,7 +26,7 @@ ANSWER = "assistant"
 class TurnTalk:
     """The state of one turn, and what it says to the store.
 
-    ``lease`` is replaced by whoever renews it; ``lost`` is set when that failed for good.
+    ``lease`` is replaced by whoever renews it; ``failure`` is set when that failed for good.
     """
 
     def __init__(self, key: SessionKey, turn: str, *, owner: str, ttl: float) -> None:
@@ -34,7 +34,7 @@ class TurnTalk:
         self.key = key
         self.turn = turn
         self.ttl = ttl
-        self.lost: LeaseLostError | None = None
+        self.failure: MnemongoError | None = None
         self._owner = owner
         self._lease: Lease | None = None
         self._position: int | None = None
@@ -114,8 +114,8 @@ class TurnTalk:
     def append(self, message: Message, *names: str) -> Talk[Stored]:
         """Write one message under the key ``<turn>:<names>``."""
         lease = self.lease
-        if self.lost is not None:
-            raise self.lost
+        if self.failure is not None:
+            raise self.failure
         entry = message.entry(
             keys.turn_key(self.turn, *names),
             timestamp=time.time(),
