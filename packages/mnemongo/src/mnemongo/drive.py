@@ -57,7 +57,7 @@ def drive(plan: Plan[T], execute: Callable[[Step], Any]) -> T:
         while True:
             try:
                 reply = execute(step)
-            except (driver.DuplicateKeyError, driver.BulkWriteError, driver.WriteError) as error:
+            except driver.OperationFailure as error:
                 step = plan.throw(for_plan(error))
             else:
                 step = plan.send(reply)
@@ -73,7 +73,7 @@ async def drive_async(plan: Plan[T], execute: Callable[[Step], Awaitable[Any]]) 
         while True:
             try:
                 reply = await execute(step)
-            except (driver.DuplicateKeyError, driver.BulkWriteError, driver.WriteError) as error:
+            except driver.OperationFailure as error:
                 step = plan.throw(for_plan(error))
             else:
                 step = plan.send(reply)
