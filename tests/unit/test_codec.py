@@ -19,8 +19,7 @@ from bson.raw_bson import RawBSONDocument
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mnemongo import codec
-from mnemongo.codec import MAX_DEPTH, canonical, decode, encode
+from mnemongo.codec import MAX_DEPTH, _read, canonical, decode, encode
 from mnemongo.errors import DocumentError, UndecodableDocumentError
 
 ZONES = ("Europe/Paris", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "UTC")
@@ -182,7 +181,7 @@ def test_an_unknown_zone_falls_back_to_its_offset(monkeypatch: pytest.MonkeyPatc
     def unknown(key: str) -> ZoneInfo:
         raise zoneinfo.ZoneInfoNotFoundError(key)
 
-    monkeypatch.setattr(codec, "ZoneInfo", unknown)
+    monkeypatch.setattr(_read, "ZoneInfo", unknown)
     assert exact(decode(stored)) == exact(
         [at.replace(tzinfo=timezone(timedelta(hours=1))), at.replace(tzinfo=None).timetz()]
     )
