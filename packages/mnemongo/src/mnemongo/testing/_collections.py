@@ -59,9 +59,7 @@ class Collection:
 
     def copy(self) -> Collection:
         """The collection as it is now, for a rollback."""
-        unique = {
-            name: replace(index, entries=dict(index.entries)) for name, index in self.unique.items()
-        }
+        unique = {name: replace(index, entries=dict(index.entries)) for name, index in self.unique.items()}
         return Collection(dict(self.documents), dict(self.indexes), unique)
 
     def insert(self, document: Document) -> None:

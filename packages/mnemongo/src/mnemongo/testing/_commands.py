@@ -119,16 +119,12 @@ def _update_one(collection: Collection, arguments: Arguments, now: datetime) -> 
     return UpdateReply(matched=int(document is not None and not inserted), upserted=inserted)
 
 
-def _find_one_and_update(
-    collection: Collection, arguments: Arguments, now: datetime
-) -> Document | None:
+def _find_one_and_update(collection: Collection, arguments: Arguments, now: datetime) -> Document | None:
     document, _inserted = _updated(collection, arguments, now)
     return None if document is None else dict(values.copied(document))
 
 
-def _updated(
-    collection: Collection, arguments: Arguments, now: datetime
-) -> tuple[Document | None, bool]:
+def _updated(collection: Collection, arguments: Arguments, now: datetime) -> tuple[Document | None, bool]:
     """The document as it is afterwards, if any, and whether it was inserted."""
     selection, upsert = arguments["filter"], arguments.get("upsert", False)
     if upsert and filters.has_expression(selection):
