@@ -77,7 +77,9 @@ def append_held(bench: Bench) -> tuple[Call, Call]:
     raw = bench.raw_events("held")
 
     def ours(number: int) -> None:
-        at[0] = bench.store.run(entries.append(key, entry(number), after=at[0], lease=lease)).revision
+        at[0] = bench.store.run(
+            entries.append(key, entry(number), after=at[0], lease=lease, settle=False)
+        ).revision
 
     return ours, lambda number: raw.insert_one(document(number))
 

@@ -13,11 +13,13 @@ Rules a plan keeps:
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from mnemongo.errors import MnemongoError
+from mnemongo.keys import check_session_key
 
 Document = dict[str, Any]
 Filter = Mapping[str, Any]
@@ -116,13 +118,19 @@ class Operation(Generic[T]):
 
 
 def operation(*, atomic: bool = False) -> Callable[[Callable[P, Plan[T]]], Callable[P, Operation[T]]]:
-    """Turn a plan function into a function that returns an ``Operation``."""
+    """Turn a plan function into a function that returns an ``Operation``.
+
+    Where the plan's first parameter is ``key``, what is passed for it must be a ``SessionKey``.
+    """
 
     def decorate(plan: Callable[P, Plan[T]]) -> Callable[P, Operation[T]]:
+        keyed = next(iter(inspect.signature(plan).parameters), None) == "key"
         name = f"{plan.__module__.rpartition('.')[2]}.{plan.__name__.strip('_')}"
 
         @functools.wraps(plan)
         def build(*args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+            if keyed:
+                check_session_key(args[0] if args else kwargs.get("key"))
             return Operation(name, functools.partial(plan, *args, **kwargs), atomic)
 
         return build

@@ -104,6 +104,12 @@ class SessionKey:
         return {"app_name": self.app_name, "user_id": self.user_id}
 
 
+def check_session_key(value: object) -> None:
+    """Refuse what is not a ``SessionKey``."""
+    if not isinstance(value, SessionKey):
+        raise InvalidKeyError(f"a session's key must be a SessionKey, not {type(value).__name__}", key="key")
+
+
 def check_entry_key(value: object) -> str:
     """Return ``value`` if it may be an entry's key, else raise ``InvalidKeyError``."""
     return check_identifier(value, "entry key", MAX_ENTRY_KEY_BYTES)

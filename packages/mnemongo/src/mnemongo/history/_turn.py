@@ -122,7 +122,9 @@ class TurnTalk:
             turn=self.turn,
             starts_turn=not self._own,
         )
-        stored: Stored = yield entries.append(self.key, entry, after=self._position, lease=lease)
+        stored: Stored = yield entries.append(
+            self.key, entry, after=self._position, lease=lease, settle=False
+        )
         if stored.replayed and not self._known:
             _ = yield from self.resume()
         self._note(stored)

@@ -44,6 +44,7 @@ def append(
     expected: int | None = None,
     after: int | None = None,
     lease: Lease | None = None,
+    settle: bool = True,
 ) -> Operation[Stored]:
     """Append one entry: one insert, then the head. With state in its event, one transaction.
 
@@ -52,8 +53,9 @@ def append(
         entry: what to append.
         expected: the session's last revision; the append fails when it has moved on.
         after: a revision of the session: where to look for a place first. Saves a read, decides nothing.
-        lease: the lease it is written under. The server refuses the entry once the lease has run out;
-            the head is moved by ``leases.release``.
+        lease: the lease it is written under. The server refuses the entry once the lease has run out.
+        settle: move the head, and see in the same command that the session is still there. A holder of
+            the lease may leave both to ``leases.release``, and save a round trip for each entry.
 
     Returns:
         The entry and its revision, the next append's ``expected``. A repeat (same key, same content)
@@ -69,14 +71,26 @@ def append(
     for name, value in (("expected", expected), ("after", after)):
         if value is not None:
             _ = keys.check_revision(value, name)
+    _check_lease(key, lease)
     if entry.state_delta:
         return _with_state(key, entry, expected, lease)
-    return _append(key, entry, expected, after, lease)
+    return _append(key, entry, expected, after, lease, settle=settle)
+
+
+def _check_lease(key: SessionKey, lease: Lease | None) -> None:
+    if lease is not None and lease.key != key:
+        raise InvalidKeyError(f"the lease is one of {lease.key}, not of {key}", key=key, found=lease.key)
 
 
 @operation()
 def _append(
-    key: SessionKey, entry: Entry, expected: int | None, after: int | None, lease: Lease | None
+    key: SessionKey,
+    entry: Entry,
+    expected: int | None,
+    after: int | None,
+    lease: Lease | None,
+    *,
+    settle: bool,
 ) -> Plan[Stored]:
     known = expected if expected is not None else after
     if known is None:
@@ -96,7 +110,7 @@ def _append(
             yield from pause(attempt)
         else:
             break
-    if lease is None:
+    if settle or lease is None:
         yield from _settle(key, entry, known + 1)
     return Stored(entry, known + 1)
 
@@ -213,6 +227,7 @@ def append_many(
     """
     if expected is not None:
         _ = keys.check_revision(expected)
+    _check_lease(key, lease)
     if len({entry.key for entry in batch}) != len(batch):
         raise InvalidKeyError("a key occurs twice in one batch", key=key)
     size = sum(entry.size for entry in batch)

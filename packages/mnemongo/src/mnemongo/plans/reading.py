@@ -41,10 +41,17 @@ class Window:
     truncated: bool = False
 
 
+def get(key: SessionKey, entry_key: str) -> Operation[Stored | None]:
+    """One entry by its key, or ``None``. One round trip.
+
+    Raises:
+        NotFoundError: there is no such session.
+    """
+    return _get(key, check_entry_key(entry_key))
+
+
 @operation()
-def get(key: SessionKey, entry_key: str) -> Plan[Stored | None]:
-    """One entry by its key, or ``None``. One round trip."""
-    _ = check_entry_key(entry_key)
+def _get(key: SessionKey, entry_key: str) -> Plan[Stored | None]:
     find = finding(EVENTS, {**key.fields, "_id": key.entry_id(entry_key)}, limit=1)
     head, (found,) = yield from heads.read_with(key, find)
     if not found or keys.life(found[0]["revision"]) != keys.life(head.revision):
@@ -53,19 +60,26 @@ def get(key: SessionKey, entry_key: str) -> Plan[Stored | None]:
     return stored
 
 
+def turn(key: SessionKey, turn: str) -> Operation[tuple[Stored, ...]]:
+    """All entries of one turn, in order: those whose keys are made by ``keys.turn_key``.
+
+    Raises:
+        NotFoundError: there is no such session.
+    """
+    return _turn(key, keys.turn_key(turn, ""))
+
+
 @operation()
-def turn(key: SessionKey, turn: str) -> Plan[tuple[Stored, ...]]:
-    """All entries of one turn, in order: those whose keys are made by ``keys.turn_key``."""
-    first = key.entry_id(keys.turn_key(turn, ""))
-    beyond = key.entry_id(keys.turn_key(turn, "")[:-1] + ";")
-    find = finding(EVENTS, {**key.fields, "_id": {"$gte": first, "$lt": beyond}})
+def _turn(key: SessionKey, prefix: str) -> Plan[tuple[Stored, ...]]:
+    after_colon = prefix.removesuffix(":") + ";"
+    ids = {"$gte": key.entry_id(prefix), "$lt": key.entry_id(after_colon)}
+    find = finding(EVENTS, {**key.fields, "_id": ids})
     head, (found,) = yield from heads.read_with(key, find)
     living = [d for d in found if keys.life(d["revision"]) == keys.life(head.revision)]
     return tuple((yield from payloads.joined(key, sorted(living, key=documents.revision))))
 
 
-@operation()
-def page(key: SessionKey, *, after: int | None = None, limit: int = 100) -> Plan[Page[Stored]]:
+def page(key: SessionKey, *, after: int | None = None, limit: int = 100) -> Operation[Page[Stored]]:
     """A page of entries, oldest first.
 
     Args:
@@ -77,7 +91,11 @@ def page(key: SessionKey, *, after: int | None = None, limit: int = 100) -> Plan
         StaleRevisionError: the session was cleared or deleted since ``after``.
         NotFoundError: there is no such session.
     """
-    _ = check_count(limit)
+    return _page(key, _revision(after, "after"), check_count(limit))
+
+
+@operation()
+def _page(key: SessionKey, after: int | None, limit: int) -> Plan[Page[Stored]]:
     head, run = yield from _run(key, after, limit)
     if after is not None and keys.life(after) != keys.life(head.revision):
         raise heads.stale(key, after, head.revision)
@@ -137,7 +155,7 @@ def last(key: SessionKey, limit: int, *, before: int | None = None) -> Operation
     Raises:
         NotFoundError: there is no such session.
     """
-    return _last(key, check_count(limit, most=10_000), before)
+    return _last(key, check_count(limit, most=10_000), _revision(before, "before"))
 
 
 @operation()
@@ -195,7 +213,7 @@ def turns(key: SessionKey, limit: int, *, before: int | None = None) -> Operatio
     Raises:
         NotFoundError: there is no such session.
     """
-    return _turns(key, check_count(limit), before)
+    return _turns(key, check_count(limit), _revision(before, "before"))
 
 
 @operation()
@@ -220,6 +238,10 @@ def _longer(key: SessionKey, run: Sequence[Document], turns: int) -> Plan[Sequen
     first = starts[0]["revision"] if starts else keys.life(lowest) + 1
     between = heads.between(key, after=first - 1, to=lowest - 1)
     return [*run, *(yield from find(finding(EVENTS, between, sort=_DOWN)))]
+
+
+def _revision(value: int | None, name: str) -> int | None:
+    return None if value is None else keys.check_revision(value, name)
 
 
 def _window(key: SessionKey, run: Sequence[Document], pinned: Sequence[Document]) -> Plan[Window]:
