@@ -132,6 +132,11 @@ def fence_key(token: int, nonce: str) -> str:
     return f"mnemongo:fence:{token}:{nonce}"
 
 
+def gap_key(revision: int) -> str:
+    """The key of the entry that fills a place nobody will take any more."""
+    return f"mnemongo:gap:{revision}"
+
+
 def new_life() -> int:
     """Draw the first revision of a new life: place 0, where no entry is."""
     return (secrets.randbelow((1 << LIFE_BITS) - 1) + 1) << PLACE_BITS

@@ -26,11 +26,14 @@ from mnemongo.commands import (
     update_one,
 )
 from mnemongo.documents import FENCE, Entry, Lease
-from mnemongo.errors import LeaseHeldError, LeaseLostError
+from mnemongo.errors import InvalidKeyError, LeaseHeldError, LeaseLostError
 from mnemongo.keys import SessionKey, check_identifier
 from mnemongo.plans import heads, removal, sessions
 from mnemongo.plans.arguments import milliseconds, optional_milliseconds
 from mnemongo.schema import EVENTS, SESSIONS
+
+IN_TIME: Document = {"$expr": {"$gt": ["$lease.until", "$$NOW"]}}
+"""The condition that a head's lease has not run out, by the server's clock."""
 
 
 def acquire(
@@ -91,12 +94,20 @@ def _acquire(
     raise AssertionError("unreachable")
 
 
+def check_session(key: SessionKey, lease: Lease | None) -> None:
+    """Refuse a lease of another session."""
+    if lease is not None and lease.key != key:
+        raise InvalidKeyError(f"the lease is one of {lease.key}, not of {key}", key=key, found=lease.key)
+
+
 def _taken(owner: str, nonce: str, until: Document) -> Sequence[Document]:
-    """Write the lease where it is free, run out, or already this attempt's own."""
-    mine = {"$eq": ["$lease.nonce", nonce]}
+    """Write the lease where it is free, run out, or already this attempt's own.
+
+    In an expired session it is cleared instead: nobody may hold, or hold again, what is over.
+    """
     open_ = {"$gt": ["$lease.until", None]}
-    run_out = {"$or": [{"$not": [open_]}, {"$lte": ["$lease.until", "$$NOW"]}]}
-    free = {"$and": [{"$not": [removal.EXPIRED]}, run_out]}
+    mine = {"$eq": ["$lease.nonce", nonce]}
+    free = {"$or": [{"$not": [open_]}, {"$lte": ["$lease.until", "$$NOW"]}]}
     token = {"$ifNull": ["$lease.token", 0]}
     taken = {
         "owner": {"$literal": owner},
@@ -105,17 +116,16 @@ def _taken(owner: str, nonce: str, until: Document) -> Sequence[Document]:
         "token": {"$add": [token, 1]},
         "takeover": open_,
     }
-    renewed = {"$mergeObjects": ["$lease", {"until": until}]}
-    decided = {
-        "$switch": {
-            "branches": [{"case": mine, "then": renewed}, {"case": free, "then": taken}],
-            "default": "$lease",
-        }
-    }
-    kept_alive = {"$cond": [mine, heads.RENEWED_EXPIRY, "$expires_at"]}
+    branches = (
+        (removal.EXPIRED, {"token": token}),
+        (mine, {"$mergeObjects": ["$lease", {"until": until}]}),
+        (free, taken),
+    )
+    cases = [{"case": condition, "then": lease} for condition, lease in branches]
+    decided = {"$switch": {"branches": cases, "default": "$lease"}}
     return [
         {"$replaceWith": {"$mergeObjects": ["$$ROOT", {"lease": decided}]}},
-        {"$set": {"expires_at": kept_alive}},
+        {"$set": {"expires_at": {"$cond": [mine, heads.RENEWED_EXPIRY, "$expires_at"]}}},
     ]
 
 
@@ -142,14 +152,11 @@ def _held(key: SessionKey, found: Document) -> LeaseHeldError:
 
 def _fenced(lease: Lease) -> Plan[Lease]:
     """Close the next place to earlier holders; returns the lease with the revision it starts from."""
-    fence_key = keys.fence_key(lease.token, lease.nonce)
-    moment = lease.until.timestamp()
-    event = json.dumps({"id": fence_key, "author": "mnemongo", "timestamp": moment})
-    fence = Entry(fence_key, event, moment, kind=FENCE, pinned=True)  # windows must count it
+    fence = _fence(keys.fence_key(lease.token, lease.nonce), lease.until.timestamp())
     revision = lease.revision
     for attempt in count(1):
         try:
-            yield from insert_held(fence_document(lease, fence, revision + 1), lease)
+            yield from insert_held(documents.entry_document(lease.key, fence, revision + 1), lease)
         except DuplicateError as duplicate:
             if duplicate.on_id:  # this very fence, written by an attempt whose reply was lost
                 return (yield from _at_top(lease))
@@ -162,9 +169,14 @@ def _fenced(lease: Lease) -> Plan[Lease]:
     raise AssertionError("unreachable")
 
 
-def fence_document(lease: Lease, fence: Entry, revision: int) -> Document:
-    """The fence's document."""
-    return documents.entry_document(lease.key, fence, revision)
+def _fence(fence_key: str, timestamp: float) -> Entry:
+    event = json.dumps({"id": fence_key, "author": "mnemongo", "timestamp": timestamp})
+    return Entry(fence_key, event, timestamp, kind=FENCE, pinned=True)  # pinned: windows must count it
+
+
+def gap_fence(key: SessionKey, revision: int) -> Document:
+    """An entry that fills the place ``revision`` and is never shown."""
+    return documents.entry_document(key, _fence(keys.gap_key(revision), 0.0), revision)
 
 
 def _at_top(lease: Lease) -> Plan[Lease]:
@@ -195,7 +207,7 @@ def confirmed(lease: Lease) -> Plan[Lease]:
         LeaseLostError: it ran out, was taken over or released.
         NotFoundError: the session is gone.
     """
-    holds = {**by_token(lease), "$expr": {"$gt": ["$lease.until", "$$NOW"]}}
+    holds = {**by_token(lease), **IN_TIME}
     found = yield from find(finding(SESSIONS, holds, limit=1))
     if found:
         return documents.moved(lease, until=found[0]["lease"]["until"])
@@ -213,12 +225,13 @@ def lost(lease: Lease) -> LeaseLostError:
 
 
 def by_token(lease: Lease) -> Document:
-    """The filter of the session's head while this very lease stands in it."""
+    """The filter of the session's head while this very lease stands in it, and it has not expired."""
     return {
         "_id": lease.key.document_id,
         "lease.token": lease.token,
         "lease.nonce": lease.nonce,
         **heads.in_life(lease.revision),
+        **heads.ALIVE,
     }
 
 
@@ -233,7 +246,7 @@ def renew(lease: Lease, *, ttl: float) -> Operation[Lease]:
 
 @operation()
 def _renew(lease: Lease, ttl_ms: int) -> Plan[Lease]:
-    holds = {**by_token(lease), "$expr": {"$gt": ["$lease.until", "$$NOW"]}}
+    holds = {**by_token(lease), **IN_TIME}
     changes = {
         "lease.until": {"$add": ["$$NOW", ttl_ms]},
         "expires_at": heads.RENEWED_EXPIRY,
@@ -259,9 +272,11 @@ def release(lease: Lease, *, revision: int | None = None) -> Plan[bool]:
     free = {"token": lease.token, "owner": None, "nonce": None, "until": None}
     pipeline = heads.moved_to(to)
     pipeline[0]["$set"] |= {"revision": {"$max": ["$revision", to]}, "lease": free}
-    reply = yield from update_one(SESSIONS, by_token(lease) | dict(heads.ALIVE), pipeline)
-    if reply.matched:
-        return True
+    for held in (True, False):
+        selection = by_token(lease) | (IN_TIME if held else {})
+        reply = yield from update_one(SESSIONS, selection, pipeline)
+        if reply.matched:
+            return held
     head = yield from heads.current(lease.key)
     if keys.life(head.revision) != keys.life(to):
         raise heads.stale(lease.key, to, head.revision)
