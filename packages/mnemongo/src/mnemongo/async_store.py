@@ -109,10 +109,9 @@ class AsyncStore:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
+            running.add_done_callback(_fetch_error)  # the caller is told of its cancellation instead
             if not running.done():
                 _ = await asyncio.wait([running])
-            if not running.cancelled():
-                _ = running.exception()  # fetched: the caller is told of its cancellation instead
             raise
 
     async def _run(self, op: Operation[T]) -> T:
@@ -167,6 +166,8 @@ class AsyncStore:
         names = self._settings.names
         if session is None:
             first = self._collections[step.finds[0].collection]
+            if self._transactions:
+                first = first.with_options(read_concern=drive.SNAPSHOT)
             united = await first.aggregate(drive.united(step, names), batchSize=drive.BATCH)
             return drive.separated(step, await united.to_list())
         if tries.separately:
@@ -192,6 +193,12 @@ class AsyncStore:
                     _ = await self._client.admin.command(attempts.kill(found))
         except drive.TRANSLATED:  # the operation's own error is what the caller is told
             return
+
+
+def _fetch_error(running: asyncio.Future[Any]) -> None:
+    """Keep asyncio from reporting an error that nobody waits for."""
+    if not running.cancelled():
+        _ = running.exception()
 
 
 def _unchanged(result: Any) -> Any:

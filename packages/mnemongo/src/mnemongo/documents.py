@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from mnemongo.errors import SchemaVersionError, UndecodableDocumentError
+from mnemongo.errors import DocumentError, SchemaVersionError, UndecodableDocumentError
 from mnemongo.keys import SessionKey, check_entry_key, check_identifier
 
 FORMAT = 1
@@ -58,6 +58,7 @@ class Head:
         lease_owner: who is at work on it, as far as this document says.
         lease_until: until when (aware, UTC), or ``None`` when free.
         expires_at: when the session disappears unless it is written to, or ``None``.
+        stored_state: the state as it is stored, for a write that must not lose another's.
     """
 
     key: SessionKey
@@ -68,6 +69,7 @@ class Head:
     lease_owner: str | None = None
     lease_until: datetime | None = None
     expires_at: datetime | None = None
+    stored_state: object = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,9 @@ class Entry:
     digest: str = ""
 
     def __post_init__(self) -> None:
-        """Check the identifiers; fill the digest."""
+        """Check the identifiers and that the event looks like JSON; fill the digest."""
+        if type(self.event_data) is not str or not self.event_data.startswith("{"):
+            raise DocumentError("event_data must be the JSON text of an event", key=self.key)
         _ = check_entry_key(self.key)
         if self.turn is not None:
             _ = check_identifier(self.turn, "turn")
@@ -190,7 +194,7 @@ def stored_entry(document: Mapping[str, Any]) -> Stored:
             digest=document.get("hash", ""),
         )
         return Stored(entry, int(document["revision"]))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (DocumentError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise UndecodableDocumentError(
             "an entry lacks its fields or has them of another type: it is damaged or foreign",
             key=document.get("_id"),
@@ -216,6 +220,7 @@ def head(document: Mapping[str, Any]) -> Head:
             lease_owner=lease.get("owner"),
             lease_until=lease.get("until"),
             expires_at=document.get("expires_at"),
+            stored_state=document.get("state"),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UndecodableDocumentError(

@@ -40,7 +40,9 @@ CONCERNS: Mapping[str, Any] = {
     "read_preference": ReadPreference.PRIMARY,
 }
 """What every command is sent with, whatever the client's defaults."""
-TRANSACTION: Mapping[str, Any] = {**CONCERNS, "read_concern": ReadConcern("snapshot")}
+SNAPSHOT = ReadConcern("snapshot")
+"""What several finds are sent with: they are of one moment. A standalone server has no such thing."""
+TRANSACTION: Mapping[str, Any] = {**CONCERNS, "read_concern": SNAPSHOT}
 """What every transaction is started with."""
 BATCH = 10_000
 """Documents in a reply: all of them, up to 16 MiB, instead of 101 and another round trip."""

@@ -137,11 +137,6 @@ def gap_key(revision: int) -> str:
     return f"mnemongo:gap:{revision}"
 
 
-def new_life() -> int:
-    """Draw the first revision of a new life: place 0, where no entry is."""
-    return (secrets.randbelow((1 << LIFE_BITS) - 1) + 1) << PLACE_BITS
-
-
 def new_nonce() -> str:
     """Draw a name for one attempt at a lease (128 random bits)."""
     return secrets.token_hex(16)

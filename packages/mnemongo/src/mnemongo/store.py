@@ -169,6 +169,8 @@ class Store:
         names = self._settings.names
         if session is None:
             first = self._collections[step.finds[0].collection]
+            if self._transactions:
+                first = first.with_options(read_concern=drive.SNAPSHOT)
             united = first.aggregate(drive.united(step, names), batchSize=drive.BATCH)
             return drive.separated(step, united.to_list())
         if tries.separately:

@@ -12,6 +12,7 @@ from mnemongo.commands import (
     Document,
     Operation,
     Plan,
+    RefusedError,
     find,
     find_each,
     finding,
@@ -93,6 +94,7 @@ def _delta(batch: Sequence[Entry]) -> dict[str, Any]:
 class _Before:
     """What a batch meets: the head, which of its entries are stored, the shared state by prefix."""
 
+    document: Document
     head: Head
     stored: Mapping[str, Stored]
     shared: Mapping[str, Document | None]
@@ -102,15 +104,28 @@ class _Before:
         own = sum(stored.revision > expected for stored in self.stored.values())
         return self.head.revision == expected + own
 
+    def lease(self, mine: Lease) -> Lease:
+        """The caller's lease with its present expiry; ``LeaseLostError`` when another stands there."""
+        now = self.document.get("lease") or {}
+        if (now.get("token"), now.get("nonce")) != (mine.token, mine.nonce):
+            raise leases.lost(mine)
+        return documents.moved(mine, until=now["until"])
+
+
+def _insert_guarded(document: Document, lease: Lease) -> Plan[None]:
+    try:
+        yield from leases.insert_held(document, lease)
+    except RefusedError as refused:
+        raise leases.lost(lease) from refused
+
 
 def _before(key: SessionKey, batch: tuple[Entry, ...]) -> Plan[_Before]:
     """One round trip, unless something was left behind."""
     targets = buckets.shared_buckets(key, buckets.shared(_delta(batch)))
     ids = [key.entry_id(entry.key) for entry in batch]
-    newest = finding(EVENTS, key.fields, sort=(("revision", -1),), limit=1, projection={"revision": 1})
     found, tops, mine, *states = yield from find_each(
         finding(SESSIONS, heads.alive(key), limit=1),
-        newest,
+        heads.newest(key),
         finding(EVENTS, {**key.fields, "_id": {"$in": ids}}),
         *(finding(target.collection, {"_id": target.id}, limit=1) for target in targets),
     )
@@ -124,7 +139,7 @@ def _before(key: SessionKey, batch: tuple[Entry, ...]) -> Plan[_Before]:
     values = {
         target.prefix: state[0] if state else None for target, state in zip(targets, states, strict=True)
     }
-    return _Before(head, stored, values)
+    return _Before(found[0], head, stored, values)
 
 
 def _past_strays(key: SessionKey, head: Head, room: int) -> Plan[Head]:
@@ -164,7 +179,10 @@ def _write(key: SessionKey, before: _Before, batch: Sequence[Entry], lease: Leas
     inserted = []
     for revision, entry in enumerate(batch, start=head.revision + 1):
         inserted.append((yield from payloads.written(key, entry, revision)))
-    yield from insert_many(EVENTS, inserted)
+    if lease is not None:  # the first one is guarded: a standalone server cannot take the batch back
+        yield from _insert_guarded(inserted.pop(0), before.lease(lease))
+    if inserted:
+        yield from insert_many(EVENTS, inserted)
     delta = _delta(batch)
     for bucket in buckets.shared_buckets(key, buckets.shared(delta)):
         if not (yield from buckets.merge_into(bucket, before.shared[bucket.prefix])):
@@ -175,7 +193,7 @@ def _write(key: SessionKey, before: _Before, batch: Sequence[Entry], lease: Leas
 
 
 def _move_head(key: SessionKey, head: Head, to: int, state: str | None, lease: Lease | None) -> Plan[None]:
-    selection = heads.alive(key, revision=head.revision)
+    selection = heads.unchanged(key, head)
     if lease is not None:
         selection = {"$and": [selection, leases.by_token(lease), leases.IN_TIME]}
     reply = yield from update_one(SESSIONS, selection, heads.moved_to(to, state=state))
@@ -183,6 +201,8 @@ def _move_head(key: SessionKey, head: Head, to: int, state: str | None, lease: L
         return
     if lease is not None:
         _ = yield from leases.confirmed(lease)
-    now = yield from heads.required(key)
-    if now.revision < to:
+    now = yield from heads.required(key)  # on a standalone server others may have been in between
+    if keys.life(now.revision) == keys.life(to):
+        now = yield from heads.rolled_forward(key, now)
+    if keys.life(now.revision) != keys.life(to) or now.revision < to:
         raise heads.stale(key, head.revision, now.revision)

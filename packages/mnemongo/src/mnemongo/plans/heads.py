@@ -7,7 +7,7 @@ entries that follow it without a gap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,13 @@ from mnemongo.keys import SessionKey
 from mnemongo.plans import buckets, payloads
 from mnemongo.schema import EVENTS, SESSIONS
 
+NEW_LIFE = {
+    "$multiply": [
+        {"$toLong": {"$floor": {"$add": [1, {"$multiply": [{"$rand": {}}, 2**keys.LIFE_BITS - 2]}]}}},
+        2**keys.PLACE_BITS,
+    ]
+}
+"""The first revision of a new life, drawn by the server each time: no life is ever given twice."""
 NOW_SECONDS = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
 ALIVE: Mapping[str, Any] = {"$or": [{"expires_at": None}, {"$expr": {"$gt": ["$expires_at", "$$NOW"]}}]}
 RENEWED_EXPIRY = {"$cond": [{"$gt": ["$ttl_ms", 0]}, {"$add": ["$$NOW", "$ttl_ms"]}, "$$REMOVE"]}
@@ -30,7 +37,14 @@ def alive(key: SessionKey, **more: object) -> dict[str, Any]:
     return {"_id": key.document_id, **more, **ALIVE}
 
 
-def moved_to(revision: int, *, state: str | None = None, time: float | None = None) -> list[Document]:
+def unchanged(key: SessionKey, head: Head) -> dict[str, Any]:
+    """The filter of the session while neither its revision nor its state has changed since ``head``."""
+    return alive(key, revision=head.revision, state=head.stored_state)
+
+
+def moved_to(
+    revision: int | Document, *, state: str | None = None, time: float | None = None
+) -> list[Document]:
     """The update that moves a head to ``revision`` and renews its session's expiry."""
     changes: Document = {
         "revision": revision,
@@ -121,13 +135,21 @@ def current(key: SessionKey) -> Plan[Head]:
 
 def current_or_none(key: SessionKey) -> Plan[Head | None]:
     """As ``current``; ``None`` when there is no such session."""
-    newest = finding(EVENTS, key.fields, sort=(("revision", -1),), limit=1, projection={"revision": 1})
-    found, tops = yield from find_each(finding(SESSIONS, alive(key), limit=1), newest)
+    found, tops = yield from find_each(finding(SESSIONS, alive(key), limit=1), newest(key))
     if not found:
         return None
-    head = documents.head(found[0])
+    return (yield from caught_up_to(key, documents.head(found[0]), tops))
+
+
+def newest(key: SessionKey) -> Command:
+    """The find of a session's entry with the highest revision, its revision only."""
+    return finding(EVENTS, key.fields, sort=(("revision", -1),), limit=1, projection={"revision": 1})
+
+
+def caught_up_to(key: SessionKey, head: Head, tops: Sequence[Document]) -> Plan[Head]:
+    """``head``, caught up unless ``tops`` (of ``newest``) shows that nothing stands beyond it."""
     if tops and tops[0]["revision"] != head.revision:
-        head = yield from caught_up(key, head)
+        return (yield from caught_up(key, head))
     return head
 
 
@@ -149,9 +171,7 @@ def rolled_forward(key: SessionKey, head: Head) -> Plan[Head]:
         yield from buckets.merge_shared(key, shared)
         last = documents.revision(run[-1])
         text = buckets.merged(head.state, buckets.own(deltas)) if deltas else None
-        moved = yield from update_one(
-            SESSIONS, alive(key, revision=head.revision), moved_to(last, state=text)
-        )
+        moved = yield from update_one(SESSIONS, unchanged(key, head), moved_to(last, state=text))
         if not moved.matched:
             attempt += 1
             yield from pause(attempt)

@@ -66,7 +66,7 @@ def acquire(
     pipeline = list(_taken(owner, nonce, until))
     if create:
         ttl_ms = optional_milliseconds(session_ttl, "session_ttl")
-        fresh = sessions.fresh_head(key, "{}", ttl_ms, keys.new_life())
+        fresh = sessions.fresh_head(key, "{}", ttl_ms, nonce)
         pipeline = [*fresh, *pipeline]
     return _acquire(key, nonce, pipeline, create)
 

@@ -53,11 +53,14 @@ def get(key: SessionKey, entry_key: str) -> Operation[Stored | None]:
 @operation()
 def _get(key: SessionKey, entry_key: str) -> Plan[Stored | None]:
     find = finding(EVENTS, {**key.fields, "_id": key.entry_id(entry_key)}, limit=1)
-    head, (found,) = yield from heads.read_with(key, find)
-    if not found or keys.life(found[0]["revision"]) != keys.life(head.revision):
-        return None
-    (stored,) = yield from payloads.joined(key, found)
-    return stored
+    for look in count(1):
+        head, (found,) = yield from heads.read_with(key, find)
+        if found and keys.life(documents.revision(found[0])) == keys.life(head.revision):
+            (stored,) = yield from payloads.joined(key, found)
+            return stored
+        if (yield from heads.required(key)).revision == head.revision or look == _LOOKS:
+            return None  # the session is what it was, so it was not being deleted
+    raise AssertionError("unreachable")
 
 
 def turn(key: SessionKey, turn: str) -> Operation[tuple[Stored, ...]]:
@@ -110,7 +113,7 @@ def _run(key: SessionKey, after: int | None, limit: int) -> Plan[tuple[Head, Seq
         seen = yield from _look(key, finding(EVENTS, selection, sort=_UP, limit=limit))
         first = (keys.life(seen.head.revision) if after is None else after) + 1
         run = [d for place, d in enumerate(seen.found, start=first) if d["revision"] == place]
-        if look == _LOOKS or len(run) == len(seen.found) or first + len(run) > seen.head.revision:
+        if look == _LOOKS or len(run) == limit or first + len(run) > seen.head.revision:
             return seen.head, run
         yield from pause(look)
     raise AssertionError("unreachable")
@@ -162,8 +165,8 @@ def last(key: SessionKey, limit: int, *, before: int | None = None) -> Operation
 def _last(key: SessionKey, limit: int, before: int | None) -> Plan[Window]:
     seen = yield from _newest(key, limit, before)
     newest = list(seen.found)
-    while (hidden := sum(map(_is_fence, newest))) and len(newest) < limit + hidden:
-        more = yield from _newest(key, limit + hidden - len(newest), newest[-1]["revision"])
+    while newest and keys.place(newest[-1]["revision"]) > 1 and len(_shown(newest)) < limit:
+        more = yield from _newest(key, limit - len(_shown(newest)), newest[-1]["revision"])
         newest += more.found
         if not more.found:
             break
@@ -176,22 +179,34 @@ def _newest(key: SessionKey, limit: int, before: int | None) -> Plan[_Seen]:
     command = finding(EVENTS, selection, sort=_DOWN, limit=limit)
     for attempt in count(1):
         seen = yield from _look(key, command)
-        run = _connected(seen.found, seen.head.revision)
-        whole = len(seen.found) == limit or not run or keys.place(run[-1]["revision"]) == 1
-        if attempt == _LOOKS or (whole and _is_dense(run)):
+        run = yield from _connected(key, seen)
+        full = len(seen.found) == limit
+        top = seen.head.revision if before is None else min(seen.head.revision, before - 1)
+        if attempt == _LOOKS or _is_whole(run, top, full=full):
             return _Seen(seen.head, run, seen.pinned)
         yield from pause(attempt)
     raise AssertionError("unreachable")
 
 
-def _connected(found: Sequence[Document], head: int) -> Sequence[Document]:
+def _connected(key: SessionKey, seen: _Seen) -> Plan[Sequence[Document]]:
     """Drop what stands above a gap above the head: its writer is about to withdraw it."""
-    places = [*(document["revision"] for document in found), head]
-    for index in range(len(found) - 1, -1, -1):
-        upper, lower = places[index], places[index + 1]
-        if upper > head and upper != max(lower, head if index == len(found) - 1 else 0) + 1:
-            return found[index + 1 :]
-    return found
+    head, found = seen.head, seen.found
+    if not found or found[0]["revision"] <= head.revision:
+        return found
+    if found[-1]["revision"] > head.revision + 1:  # the head lags behind by more than was asked for
+        head = yield from heads.caught_up(key, head)
+        return [document for document in found if document["revision"] <= head.revision]
+    beyond = [document for document in found if document["revision"] > head.revision]
+    counted = sum(d["revision"] == place for place, d in enumerate(beyond[::-1], start=head.revision + 1))
+    return found[len(beyond) - counted :]
+
+
+def _is_whole(run: Sequence[Document], top: int, *, full: bool) -> bool:
+    """Whether ``run`` reaches without a gap from ``top`` or beyond to the first place, or is ``full``."""
+    if not run:
+        return keys.place(top) == 0
+    down = full or keys.place(run[-1]["revision"]) == 1
+    return down and run[0]["revision"] >= top and _is_dense(run)
 
 
 def _is_dense(run: Sequence[Document]) -> bool:
@@ -223,7 +238,7 @@ def _turns(key: SessionKey, limit: int, before: int | None) -> Plan[Window]:
     starts = [index for index, document in enumerate(run) if document.get("starts_turn")]
     if len(starts) >= limit:
         run = run[: starts[limit - 1] + 1]
-    elif len(run) == 2 * limit:
+    elif run and keys.place(run[-1]["revision"]) > 1:
         run = yield from _longer(key, run, limit - len(starts))
     return (yield from _window(key, run, seen.pinned))
 

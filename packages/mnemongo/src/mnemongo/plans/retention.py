@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mnemongo import documents, keys
-from mnemongo.commands import Document, Plan, find, find_each, find_one, finding, operation
-from mnemongo.keys import SessionKey
+from mnemongo.commands import Document, Operation, Plan, find, find_each, find_one, finding, operation
+from mnemongo.keys import SessionKey, check_session_key
 from mnemongo.plans import removal
 from mnemongo.plans.arguments import check_count
 from mnemongo.schema import EVENTS, PAYLOADS, SESSIONS
@@ -26,15 +26,18 @@ class Swept:
     finished: bool
 
 
-@operation()
-def sweep(*, limit: int = 100) -> Plan[Swept]:
+def sweep(*, limit: int = 100) -> Operation[Swept]:
     """Remove up to ``limit`` expired sessions, the longest expired first. Safe to repeat and to race.
 
     >>> from mnemongo.testing import ModelStore
     >>> ModelStore().run(sweep())
     Swept(sessions=0, entries=0, finished=True)
     """
-    _ = check_count(limit)
+    return _sweep(check_count(limit))
+
+
+@operation()
+def _sweep(limit: int) -> Plan[Swept]:
     expired = yield from find(
         finding(
             SESSIONS,
@@ -61,8 +64,7 @@ class Orphans:
     next: SessionKey | None
 
 
-@operation()
-def orphans(*, after: SessionKey | None = None, limit: int = 100) -> Plan[Orphans]:
+def orphans(*, after: SessionKey | None = None, limit: int = 100) -> Operation[Orphans]:
     """Look through up to ``limit`` sessions for entries and payloads of lives that are over.
 
     Args:
@@ -73,7 +75,13 @@ def orphans(*, after: SessionKey | None = None, limit: int = 100) -> Plan[Orphan
     >>> ModelStore().run(orphans())
     Orphans(entries=0, next=None)
     """
-    _ = check_count(limit)
+    if after is not None:
+        check_session_key(after)
+    return _orphans(after, check_count(limit))
+
+
+@operation()
+def _orphans(after: SessionKey | None, limit: int) -> Plan[Orphans]:
     removed = 0
     for _ in range(limit):
         key = yield from _session_after(after)

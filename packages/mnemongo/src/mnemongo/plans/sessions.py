@@ -54,35 +54,40 @@ def create(
     >>> ModelStore().run(create(SessionKey("shop", "ann", "s1"), state={"cart": 2})).state
     {'cart': 2}
     """
-    return _create(key, buckets.encoded(state or {}), optional_milliseconds(ttl), keys.new_life())
+    ttl_ms = optional_milliseconds(ttl)
+    return _create(key, buckets.encoded(state or {}), ttl_ms, keys.new_nonce())
 
 
 @operation()
-def _create(key: SessionKey, state: str, ttl_ms: int | None, life: int) -> Plan[Head]:
-    pipeline = fresh_head(key, state, ttl_ms, life)
+def _create(key: SessionKey, state: str, ttl_ms: int | None, nonce: str) -> Plan[Head]:
+    pipeline = fresh_head(key, state, ttl_ms, nonce)
     while True:
         found = yield from find_one_and_update(SESSIONS, {"_id": key.document_id}, pipeline, upsert=True)
         head = documents.head(found or {})
-        if keys.life(head.revision) == life:
+        expires = head.expires_at is not None
+        if expires and (yield from removal.remove_expired(key)) is not None:
+            continue
+        if found and found.get("created_by") == nonce:
             return head
-        if head.expires_at is None or (yield from removal.remove_expired(key)) is None:
-            raise AlreadyExistsError(
-                f"the session {key} exists already: get it, or choose another id", key=key
-            )
+        raise AlreadyExistsError(f"the session {key} exists already: get it, or choose another id", key=key)
 
 
-def fresh_head(key: SessionKey, state: str, ttl_ms: int | None, life: int) -> Sequence[Document]:
+def fresh_head(key: SessionKey, state: str, ttl_ms: int | None, nonce: str) -> Sequence[Document]:
     """The pipeline that writes a new head where none is, and leaves one that is there as it is."""
     given: Document = {
         "_id": key.document_id,
         **key.fields,
         "id": key.session_id,
         "state": state,
-        "revision": life,
         "lease": {"token": 0},
+        "created_by": nonce,
         "format": documents.FORMAT,
     }
-    computed: Document = {"create_time": heads.NOW_SECONDS, "update_time": heads.NOW_SECONDS}
+    computed: Document = {
+        "revision": heads.NEW_LIFE,
+        "create_time": heads.NOW_SECONDS,
+        "update_time": heads.NOW_SECONDS,
+    }
     if ttl_ms is not None:
         given["ttl_ms"] = ttl_ms
         computed["expires_at"] = {"$add": ["$$NOW", ttl_ms]}
@@ -157,7 +162,8 @@ def _beyond(update_time: float, user_id: str, session_id: str) -> Document:
     }
 
 
-def clear(key: SessionKey) -> Operation[Head]:
+@operation()
+def clear(key: SessionKey) -> Plan[Head]:
     """Remove all entries of a session; its state and lease stay.
 
     The session begins a new life: a handle from before is stale, and an append that races with this
@@ -166,22 +172,18 @@ def clear(key: SessionKey) -> Operation[Head]:
     Raises:
         NotFoundError: there is no such session.
     """
-    return _clear(key, keys.new_life())
-
-
-@operation()
-def _clear(key: SessionKey, life: int) -> Plan[Head]:
+    cleared = False
     while True:
         found = yield from heads.document(key)
         if "clearing" in found:
             _ = yield from removal.finish_clearing(key, found)
-            continue
-        head = documents.head(found)
-        if keys.life(head.revision) == life:
-            return head
-        begun = heads.moved_to(life)
+        if cleared:
+            return documents.head(found)
+        begun = heads.moved_to(heads.NEW_LIFE)
         begun[0]["$set"]["clearing"] = "$revision"
-        _ = yield from update_one(SESSIONS, heads.alive(key, revision=head.revision), begun)
+        same_life = heads.in_life(documents.revision(found))
+        reply = yield from update_one(SESSIONS, heads.alive(key, clearing=None, **same_life), begun)
+        cleared = reply.matched == 1
 
 
 @operation()

@@ -7,12 +7,13 @@ Merging is shallow; ``None`` is stored as null.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from mnemongo import documents
-from mnemongo.commands import Operation, Plan, find_each, finding, operation, pause, update_one
+from mnemongo.commands import Document, Operation, Plan, find_each, finding, operation, pause, update_one
 from mnemongo.keys import SessionKey
 from mnemongo.plans import buckets, heads
 from mnemongo.schema import APP_STATES, SESSIONS, USER_STATES
@@ -40,14 +41,27 @@ def get(key: SessionKey) -> Plan[State]:
 
     A session that does not exist has an empty bucket of its own and sees the shared ones.
     """
-    heads_found, users, apps = yield from find_each(
-        finding(SESSIONS, heads.alive(key), limit=1),
-        finding(USER_STATES, {"_id": key.user_state_id}, limit=1),
-        finding(APP_STATES, {"_id": key.app_name}, limit=1),
-    )
-    found = (heads_found, users, apps)
-    states = (documents.decode_state(d[0].get("state"), d[0]["_id"]) if d else {} for d in found)
-    return State(*states)
+    while True:
+        found = yield from find_each(
+            finding(SESSIONS, heads.alive(key), limit=1),
+            finding(USER_STATES, {"_id": key.user_state_id}, limit=1),
+            finding(APP_STATES, {"_id": key.app_name}, limit=1),
+            heads.newest(key),
+        )
+        *buckets_found, tops = found
+        if not (yield from _healed(key, buckets_found[0], tops)):
+            return State(
+                *(documents.decode_state(d[0].get("state"), d[0]["_id"]) if d else {} for d in buckets_found)
+            )
+
+
+def _healed(key: SessionKey, found: Sequence[Document], tops: Sequence[Document]) -> Plan[bool]:
+    """Apply state that a crash (on a standalone server) left with its entry; whether there was any."""
+    if not found:
+        return False
+    before = documents.head(found[0])
+    after = yield from heads.caught_up_to(key, before, tops)
+    return after.stored_state != before.stored_state
 
 
 def merge(key: SessionKey, delta: Mapping[str, Any]) -> Operation[None]:
@@ -80,6 +94,7 @@ def merge(key: SessionKey, delta: Mapping[str, Any]) -> Operation[None]:
 
 @operation()
 def _merge_one(key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mapping[str, Any]) -> Plan[None]:
+    _ = yield from heads.current_or_none(key)  # what was left unapplied is older than this
     yield from buckets.merge_shared(key, shared)
     if own:
         yield from _merge_own(key, own)
@@ -87,6 +102,7 @@ def _merge_one(key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mappi
 
 @operation(atomic=True)
 def _merge_all(key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mapping[str, Any]) -> Plan[None]:
+    _ = yield from heads.current_or_none(key)
     if own:
         yield from _merge_own(key, own)
     targets = buckets.shared_buckets(key, shared)
@@ -98,19 +114,15 @@ def _merge_all(key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mappi
 
 
 def _merge_own(key: SessionKey, delta: Mapping[str, Any]) -> Plan[None]:
-    attempt = 0
-    while True:
-        found = yield from heads.document(key)
-        text = buckets.merged(documents.decode_state(found.get("state"), key), delta)
+    for attempt in count(1):
+        head = yield from heads.required(key)
         changes = {
-            "state": {"$literal": text},
+            "state": {"$literal": buckets.merged(head.state, delta)},
             "update_time": heads.NOW_SECONDS,
             "expires_at": heads.RENEWED_EXPIRY,
         }
-        reply = yield from update_one(
-            SESSIONS, heads.alive(key, state=found.get("state")), [{"$set": changes}]
-        )
+        unchanged = heads.alive(key, state=head.stored_state)
+        reply = yield from update_one(SESSIONS, unchanged, [{"$set": changes}])
         if reply.matched:
             return
-        attempt += 1
         yield from pause(attempt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -255,6 +256,12 @@ def _let(argument: Any, names: Names) -> Evaluate:
     return evaluate
 
 
+def _rand(argument: Any, _names: Names) -> Evaluate:
+    if argument != {}:
+        raise ServerError(10065, "$rand takes no arguments")
+    return lambda _scope: random.random()  # noqa: S311 - what the server's is
+
+
 def _may_be_defined(name: str) -> bool:
     return name.isidentifier() and name.isascii() and name[0].islower()
 
@@ -285,4 +292,6 @@ _OPERATORS: Mapping[str, Builder] = {
     "$toLong": _on(functions.to_long, 1),
     "$type": _on(functions.type_name, 1),
     "$isNumber": _on(is_number, 1),
+    "$floor": _on(functions.floor, 1),
+    "$rand": _rand,
 }

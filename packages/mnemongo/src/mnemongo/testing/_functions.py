@@ -143,6 +143,17 @@ def to_long(value: Any) -> Any:
     return whole
 
 
+def floor(value: Any) -> Any:
+    """``$floor``: the number's own type is kept."""
+    if nullish(value):
+        return None
+    if type(value) is float:
+        return float(math.floor(value)) if math.isfinite(value) else value
+    if type(value) is not int:
+        raise ServerError(28765, f"$floor of {type_name(value)}")
+    return value
+
+
 def shifted(operands: Iterable[Any]) -> Any:
     """``$dateAdd`` of a start and so many milliseconds."""
     found: list[Any] = []
