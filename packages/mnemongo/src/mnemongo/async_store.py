@@ -133,7 +133,9 @@ class AsyncStore:
             return await drive.drive_async(op.plan(), execute)
         async with self._client.start_session() as session:
             return await session.with_transaction(
-                lambda s: drive.drive_async(op.plan(), partial(self._execute, tries, op, s)),
+                lambda s: drive.drive_async(
+                    op.plan(), partial(self._execute, tries, op, s), in_transaction=True
+                ),
                 **drive.TRANSACTION,
             )
 

@@ -52,7 +52,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5
 _SOURCE = "mnemongo_source"
 
 
-def drive(plan: Plan[T], execute: Callable[[Step], Any]) -> T:
+def drive(plan: Plan[T], execute: Callable[[Step], Any], *, in_transaction: bool = False) -> T:
     """Run a plan to its end with a blocking executor."""
     try:
         step = next(plan)
@@ -60,7 +60,7 @@ def drive(plan: Plan[T], execute: Callable[[Step], Any]) -> T:
             try:
                 reply = execute(step)
             except driver.OperationFailure as error:
-                step = plan.throw(for_plan(error))
+                step = _told(plan, error, in_transaction=in_transaction)
             else:
                 step = plan.send(reply)
     except StopIteration as end:
@@ -68,7 +68,9 @@ def drive(plan: Plan[T], execute: Callable[[Step], Any]) -> T:
         return result
 
 
-async def drive_async(plan: Plan[T], execute: Callable[[Step], Awaitable[Any]]) -> T:
+async def drive_async(
+    plan: Plan[T], execute: Callable[[Step], Awaitable[Any]], *, in_transaction: bool = False
+) -> T:
     """Run a plan to its end with an asyncio executor."""
     try:
         step = next(plan)
@@ -76,12 +78,25 @@ async def drive_async(plan: Plan[T], execute: Callable[[Step], Awaitable[Any]]) 
             try:
                 reply = await execute(step)
             except driver.OperationFailure as error:
-                step = plan.throw(for_plan(error))
+                step = _told(plan, error, in_transaction=in_transaction)
             else:
                 step = plan.send(reply)
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def _told(plan: Plan[Any], error: driver.OperationFailure, *, in_transaction: bool) -> Step:
+    """Throw the error into the plan, which may go on, unless the server has aborted its transaction."""
+    try:
+        step = plan.throw(for_plan(error))
+    except StopIteration:
+        if not in_transaction:
+            raise
+    else:
+        if not in_transaction:
+            return step
+    raise errors.MnemongoError("a plan went on after an error inside a transaction; it may only raise")
 
 
 def for_plan(error: driver.OperationFailure) -> Exception:

@@ -140,7 +140,7 @@ class Store:
             return drive.drive(op.plan(), execute)
         with self._client.start_session() as session:
             return session.with_transaction(
-                lambda s: drive.drive(op.plan(), partial(self._execute, tries, op, s)),
+                lambda s: drive.drive(op.plan(), partial(self._execute, tries, op, s), in_transaction=True),
                 **drive.TRANSACTION,
             )
 

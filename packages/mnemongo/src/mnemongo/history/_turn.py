@@ -77,7 +77,7 @@ class TurnTalk:
         taking = leases.acquire(
             self.key, owner=self._owner, ttl=self.ttl, create=create, session_ttl=session_ttl
         )
-        give_up = time.monotonic() + wait
+        give_up = time.monotonic() + max(0.0, wait)
         for attempt in count(1):
             try:
                 self._lease = yield taking

@@ -104,6 +104,10 @@ class _Room:
     messages: int = 0
     full: bool = False
 
+    def reserve(self, pinned: Sequence[Message]) -> None:
+        """Count what is shown whatever the limits are."""
+        self.used_tokens += self.limits.count(pinned)
+
     def admit(self, turn: Sequence[Message]) -> bool:
         tokens = self.limits.count(turn)
         self.full |= (
@@ -155,7 +159,8 @@ def _past(key: SessionKey, room: _Room, before: int | None) -> Talk[_Past]:
         past.truncated = window.truncated
         past.pinned |= {stored.revision: stored for stored in window.pinned}
         if not past.turns:
-            room.used_tokens += room.limits.count([Message.of(s.entry) for s in window.pinned])
+            pinned = [*window.pinned, *(stored for stored in window.entries if stored.entry.pinned)]
+            room.reserve([Message.of(stored.entry) for stored in pinned])
         _admit(window, room, past)
         if not window.truncated or room.full:
             break
@@ -167,8 +172,9 @@ def _past(key: SessionKey, room: _Room, before: int | None) -> Talk[_Past]:
 
 def _admit(window: Window, room: _Room, past: _Past) -> None:
     for turn in reversed(list(whole_turns(window.entries))):
-        if room.full or not room.admit([Message.of(stored.entry) for stored in turn]):
-            past.truncated = True
+        said = [Message.of(stored.entry) for stored in turn if not stored.entry.pinned]
+        if room.full or (said and not room.admit(said)):
+            past.truncated |= bool(said)
             past.pinned |= {stored.revision: stored for stored in turn if stored.entry.pinned}
         else:
             past.turns.insert(0, turn)

@@ -277,7 +277,19 @@ def release(lease: Lease, *, revision: int | None = None) -> Plan[bool]:
         reply = yield from update_one(SESSIONS, selection, pipeline)
         if reply.matched:
             return held
-    head = yield from heads.current(lease.key)
-    if keys.life(head.revision) != keys.life(to):
-        raise heads.stale(lease.key, to, head.revision)
-    return False
+    return (yield from _given_back(lease, to, free))
+
+
+def _given_back(lease: Lease, to: int, free: Document) -> Plan[bool]:
+    """Release what cannot be released in the usual way: say why, and leave nothing behind."""
+    mine = {
+        "_id": lease.key.document_id,
+        "lease.token": lease.token,
+        "lease.nonce": lease.nonce,
+    }
+    _ = yield from update_one(SESSIONS, mine, {"$set": {"lease": free}})
+    head = yield from heads.read(lease.key)
+    if head is not None and keys.life(head.revision) == keys.life(to):
+        return False
+    _ = yield from removal.remove_life(lease.key, to)  # it is over: nothing of it comes back
+    raise heads.stale(lease.key, to, head.revision) if head else heads.missing(lease.key)
