@@ -154,8 +154,8 @@ def _past_strays(key: SessionKey, head: Head, room: int) -> Plan[Head]:
         if not strays:
             return head
         gap = range(head.revision + 1, documents.revision(strays[0]))
-        fences = [leases.gap_fence(key, revision) for revision in gap]
-        yield from insert_many(EVENTS, fences)
+        if gap:  # else it came after the head was read, and counts already
+            yield from insert_many(EVENTS, [leases.gap_fence(key, revision) for revision in gap])
         head = yield from heads.rolled_forward(key, head)
 
 
