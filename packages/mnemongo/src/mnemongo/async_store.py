@@ -17,6 +17,7 @@ import pymongo
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.errors import PyMongoError
 
 from mnemongo import attempts, drive, plans
 from mnemongo.attempts import Attempts, ProcessGuard
@@ -120,10 +121,9 @@ class AsyncStore:
             try:
                 with pymongo.timeout(tries.bound()):
                     return await self._attempt(op, tries)
-            except (*drive.TRANSLATED, DuplicateError) as error:
+            except (PyMongoError, DuplicateError) as error:
+                await self._make_way(tries, error)
                 delay = tries.after(error)
-                if attempts.is_blocked(error):
-                    await self._end_orphans()
             await asyncio.sleep(delay)
 
     async def _attempt(self, op: Operation[T], tries: Attempts) -> T:
@@ -132,6 +132,7 @@ class AsyncStore:
             execute = partial(self._execute, tries, op, None)
             return await drive.drive_async(op.plan(), execute)
         async with self._client.start_session() as session:
+            tries.session = session.session_id
             return await session.with_transaction(
                 lambda s: drive.drive_async(
                     op.plan(), partial(self._execute, tries, op, s), in_transaction=True
@@ -148,7 +149,9 @@ class AsyncStore:
             return drive.check_transaction(step, atomic=op.atomic)
         try:
             reply = await self._send(tries, session, step)
-        except drive.TRANSLATED as error:
+        except drive.UNCONVERTIBLE as error:
+            raise drive.unconvertible(error, op.name) from error
+        except PyMongoError as error:
             tries.failed_sending(step, error, in_transaction=session is not None)
             raise
         tries.sent(step, in_transaction=session is not None)
@@ -180,21 +183,29 @@ class AsyncStore:
     async def _in_transactions(self) -> bool:
         """Whether the deployment has transactions; asked once. Warns, once, when it has none."""
         if self._transactions is None:
-            self._transactions = attempts.has_transactions(await self._client.admin.command("hello"))
-            if not self._transactions:
+            hello = await self._client.admin.command("hello")
+            if self._transactions is None and not attempts.has_transactions(hello):
                 warnings.warn(attempts.STANDALONE, stacklevel=4)
+            self._transactions = attempts.has_transactions(hello)
         return self._transactions
 
-    async def _end_orphans(self) -> None:
-        """End this user's transactions whose clients are gone; see ``attempts``."""
-        listing = attempts.orphans(self._settings.timeout)
+    async def _make_way(self, tries: Attempts, error: Exception) -> None:
+        """End the transaction that a lost commit may have left open, or those of dead clients."""
+        own = tries.left_open(error)
+        if not own and not attempts.is_blocked(error):
+            return
         try:
             with pymongo.timeout(self._settings.timeout / attempts.ATTEMPTS):
-                found = await (await self._client.admin.aggregate(listing)).to_list()
-                if found:
-                    _ = await self._client.admin.command(attempts.kill(found))
-        except drive.TRANSLATED:  # the operation's own error is what the caller is told
+                open_ = own or await self._orphans()
+                if open_:
+                    _ = await self._client.admin.command(attempts.kill(open_))
+        except PyMongoError:  # the operation's own error is what the caller is told
             return
+
+    async def _orphans(self) -> list[Any]:
+        listing = attempts.orphans(self._settings.timeout)
+        found = await (await self._client.admin.aggregate(listing)).to_list()
+        return [operation["lsid"] for operation in found]
 
 
 def _fetch_error(running: asyncio.Future[Any]) -> None:

@@ -30,9 +30,10 @@ class Attempts:
     """The attempts at one operation: what time is left, and what a failure means.
 
     ``separately``: whether several finds are sent one by one, since their reply did not fit a document.
+    ``session``: the server session of the last transaction.
     """
 
-    __slots__ = ("_deadline", "_name", "_number", "_timeout", "_written", "separately")
+    __slots__ = ("_deadline", "_name", "_number", "_timeout", "_written", "separately", "session")
 
     def __init__(self, name: str, timeout: float) -> None:
         self._name = name
@@ -41,6 +42,7 @@ class Attempts:
         self._number = 0
         self._written = False
         self.separately = False
+        self.session: Mapping[str, Any] | None = None
 
     def bound(self) -> float:
         """Seconds that the next attempt may take."""
@@ -70,6 +72,10 @@ class Attempts:
         if not isinstance(error, _NEVER_SENT):
             self.sent(step, in_transaction=in_transaction)
 
+    def left_open(self, error: BaseException) -> list[Mapping[str, Any]]:
+        """The session whose transaction may still be open, when its commit got no answer."""
+        return [self.session] if self.session and is_unknown_commit(error) else []
+
     def after(self, error: BaseException) -> float:
         """Seconds to wait before the next attempt.
 
@@ -77,8 +83,7 @@ class Attempts:
             MnemongoError: the failure is final; the error says whether anything may be written.
         """
         self._number += 1
-        if isinstance(error, driver.PyMongoError) and error.has_error_label(_COMMIT_UNKNOWN):
-            self._written = True
+        self._written |= is_unknown_commit(error)
         too_large = is_too_large(error) and not self.separately
         self.separately |= too_large
         seconds = pause_seconds(self._number)
@@ -113,6 +118,11 @@ class ProcessGuard:
             )
 
 
+def is_unknown_commit(error: BaseException) -> bool:
+    """Whether a commit was sent and its outcome is not known."""
+    return isinstance(error, driver.PyMongoError) and error.has_error_label(_COMMIT_UNKNOWN)
+
+
 def is_blocked(error: BaseException) -> bool:
     """Whether somebody else's open transaction may be the cause."""
     if isinstance(error, DuplicateError):
@@ -139,9 +149,9 @@ def orphans(timeout: float) -> list[Document]:
     ]
 
 
-def kill(found: Sequence[Mapping[str, Any]]) -> Document:
-    """The command that ends the sessions found, and with them their transactions."""
-    return {"killSessions": [{"id": operation["lsid"]["id"]} for operation in found]}
+def kill(sessions: Sequence[Mapping[str, Any]]) -> Document:
+    """The command that ends server sessions, by their ``lsid``, and with them their transactions."""
+    return {"killSessions": [{"id": session["id"]} for session in sessions]}
 
 
 def has_transactions(hello: Mapping[str, Any]) -> bool:

@@ -120,7 +120,11 @@ class Entry:
         """The state changes its event carries (``app:``, ``user:`` and plain keys)."""
         if '"state_delta"' not in self.event_data:
             return {}
-        return dict(_loads(self.event_data, self.key).get("actions", {}).get("state_delta") or {})
+        actions = _loads(self.event_data, self.key).get("actions")
+        delta = actions.get("state_delta") if isinstance(actions, dict) else None
+        if not isinstance(delta, dict | None):
+            raise UndecodableDocumentError("an event's state_delta is not an object", key=self.key)
+        return delta or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,21 +188,36 @@ def stored_entry(document: Mapping[str, Any]) -> Stored:
     try:
         entry = Entry(
             key=document["_id"]["event_id"],
-            event_data=document["event_data"],
-            timestamp=document["timestamp"],
-            kind=document.get("kind", EVENT),
+            event_data=_typed(document, "event_data", str),
+            timestamp=_typed(document, "timestamp", int | float),
+            kind=_typed(document, "kind", str, EVENT),
             turn=document.get("turn"),
-            starts_turn=document.get("starts_turn", False),
-            pinned=document.get("pinned", False),
-            native=document.get("native"),
-            digest=document.get("hash", ""),
+            starts_turn=document.get("starts_turn") is True,
+            pinned=document.get("pinned") is True,
+            native=_typed(document, "native", str | None, None),
+            digest=_typed(document, "hash", str, ""),
         )
         return Stored(entry, int(document["revision"]))
-    except (DocumentError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UndecodableDocumentError(
-            "an entry lacks its fields or has them of another type: it is damaged or foreign",
-            key=document.get("_id"),
-        ) from error
+    except _DAMAGE as error:
+        raise _damaged("an entry", document) from error
+
+
+_DAMAGE = (DocumentError, KeyError, TypeError, AttributeError, ValueError)
+_NONE_GIVEN = object()
+
+
+def _typed(document: Mapping[str, Any], name: str, kind: Any, default: object = _NONE_GIVEN) -> Any:
+    value = document[name] if default is _NONE_GIVEN else document.get(name, default)
+    if not isinstance(value, kind):
+        raise TypeError(name)
+    return value
+
+
+def _damaged(what: str, document: Mapping[str, Any]) -> UndecodableDocumentError:
+    return UndecodableDocumentError(
+        f"{what} lacks its fields or has them of another type: it is damaged or foreign",
+        key=document.get("_id"),
+    )
 
 
 def revision(document: Mapping[str, Any]) -> int:
@@ -215,18 +234,17 @@ def head(document: Mapping[str, Any]) -> Head:
             key=SessionKey.of(document["_id"]),
             revision=revision(document),
             state=decode_state(document.get("state"), document["_id"]),
-            create_time=document["create_time"],
-            update_time=document["update_time"],
+            create_time=_typed(document, "create_time", int | float),
+            update_time=_typed(document, "update_time", int | float),
             lease_owner=lease.get("owner"),
             lease_until=lease.get("until"),
             expires_at=document.get("expires_at"),
             stored_state=document.get("state"),
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UndecodableDocumentError(
-            "a session lacks its fields or has them of another type: it is damaged or foreign",
-            key=document.get("_id"),
-        ) from error
+    except UndecodableDocumentError:
+        raise
+    except _DAMAGE as error:
+        raise _damaged("a session", document) from error
 
 
 def check_format(document: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ BATCH = 10_000
 """Documents in a reply: all of them, up to 16 MiB, instead of 101 and another round trip."""
 OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
 _SOURCE = "mnemongo_source"
 
 
@@ -122,9 +122,9 @@ def refusal(error: driver.OperationFailure) -> Exception | None:
 
 
 def pause_seconds(attempt: int) -> float:
-    """How long to back off: doubling from 5 ms to half a second, with full jitter."""
+    """How long to back off: up to a bound that doubles from 4 ms to half a second, with full jitter."""
     longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt, 10))
-    return random.uniform(_FIRST_PAUSE, longest)  # noqa: S311 - spreads retries, guards nothing
+    return random.uniform(0, longest)  # noqa: S311 - spreads retries, guards nothing
 
 
 def check_transaction(step: RequireTransaction, *, atomic: bool) -> None:
@@ -212,14 +212,8 @@ def update_reply(result: Any) -> UpdateReply:
 _DUPLICATE_KEY = 11000
 _IMMUTABLE_FIELD = 66
 _TOO_LARGE = {10334, 17419, 17420}
-_UNCONVERTIBLE = (
-    bson.errors.BSONError,
-    OverflowError,
-    UnicodeEncodeError,
-    RecursionError,
-)
-TRANSLATED = (driver.PyMongoError, *_UNCONVERTIBLE)
-"""The errors that ``translated`` takes."""
+UNCONVERTIBLE = (bson.errors.BSONError, OverflowError, ValueError, RecursionError)
+"""What the driver raises, before it sends anything, for a value that BSON cannot hold."""
 
 _PASSING_CODES = {24, 46, 50, 112, 262}  # LockTimeout, LockBusy, MaxTimeMS, WriteConflict, TimeLimit
 _PASSING_LABELS = (
@@ -264,10 +258,6 @@ def code_of(error: BaseException) -> int | None:
 
 def translated(error: BaseException, name: str, *, may_be_written: bool) -> errors.MnemongoError:
     """The error of ours for one of the driver's; texts never carry the failing values."""
-    if isinstance(error, driver.DocumentTooLarge):
-        return errors.DocumentTooLargeError(f"{name}: a document is over 16 MiB; nothing was written")
-    if isinstance(error, _UNCONVERTIBLE):
-        return errors.DocumentError(f"{name}: a value cannot be stored in BSON")
     if isinstance(error, DuplicateError) or is_passing(error):
         return _unsure(name, may_be_written=may_be_written)
     code = code_of(error)
@@ -275,6 +265,13 @@ def translated(error: BaseException, name: str, *, may_be_written: bool) -> erro
         return errors.ConfigurationError(f"{name}: the driver refused it: see the cause")
     kind, text = _REFUSALS.get(code, (errors.MnemongoError, f"the server refused it (code {code})"))
     return kind(f"{name}: {text}")
+
+
+def unconvertible(error: Exception, name: str) -> errors.DocumentError:
+    """The error of ours for a command that could not be encoded."""
+    if isinstance(error, driver.DocumentTooLarge):
+        return errors.DocumentTooLargeError(f"{name}: a document is over 16 MiB; nothing was written")
+    return errors.DocumentError(f"{name}: a value cannot be stored in BSON; nothing was written")
 
 
 def _unsure(name: str, *, may_be_written: bool) -> errors.MnemongoError:

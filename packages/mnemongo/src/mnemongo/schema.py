@@ -17,6 +17,10 @@ MIB = 1024 * 1024
 INLINE_BYTES = 8 * MIB
 """A larger payload is stored in parts: half a document, which leaves room for the other fields."""
 PART_BYTES = 8 * MIB
+ENTRY_BYTES = 256 * MIB
+"""The most that one entry may have."""
+STATE_BYTES = 15 * MIB
+"""The most that one state bucket may have: a document, less room for the other fields."""
 BATCH_BYTES = 64 * MIB
 """The most that one transaction carries: more would fill the cache of a small server (code 388)."""
 

@@ -39,13 +39,28 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check all three, and complete the names."""
-        if type(self.database) is not str or not self.database:
-            raise ConfigurationError("database must be a non-empty str", key="database")
+        _check_name(self.database, "database", _NOT_IN_DATABASES, 63)
         numeric = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
         if not numeric or not 0 < self.timeout < 10**6:
             raise ConfigurationError("timeout must be a number of seconds over 0", key="timeout")
-        unknown = sorted(set(self.names) - set(COLLECTIONS))
+        if not isinstance(self.names, Mapping):
+            raise ConfigurationError("collections must be a mapping of names", key="collections")
+        unknown = sorted(map(str, set(self.names) - set(COLLECTIONS)))
         if unknown:
             raise ConfigurationError(f"there is no collection {unknown[0]!r} to rename", key=unknown[0])
         complete = {name: self.names.get(name, name) for name in COLLECTIONS}
+        for name, stored in complete.items():
+            _check_name(stored, name, "$\0", 200)
+        if len(set(complete.values())) != len(complete):
+            raise ConfigurationError("two collections have the same name", key="collections")
         object.__setattr__(self, "names", MappingProxyType(complete))
+
+
+_NOT_IN_DATABASES = '/\\. "$*<>:|?\0'
+
+
+def _check_name(value: object, name: str, forbidden: str, limit: int) -> None:
+    if type(value) is not str or not value or len(value.encode("utf-8", "replace")) > limit:
+        raise ConfigurationError(f"{name} must be a str of 1 to {limit} bytes", key=name)
+    if any(character in forbidden for character in value) or value.startswith("system."):
+        raise ConfigurationError(f"{name} has a character or a beginning MongoDB forbids", key=name)

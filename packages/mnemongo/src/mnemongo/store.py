@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import pymongo
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
 
 from mnemongo import attempts, drive, plans
 from mnemongo.attempts import Attempts, ProcessGuard
@@ -63,6 +65,7 @@ class Store:
         self._client = client
         self._owned = False
         self._transactions: bool | None = None
+        self._asking = threading.Lock()
         self._process = ProcessGuard()
         client.append_metadata(METADATA)
         options: dict[str, Any] = {"codec_options": drive.OPTIONS, **drive.CONCERNS}
@@ -127,10 +130,9 @@ class Store:
             try:
                 with pymongo.timeout(tries.bound()):
                     return self._attempt(op, tries)
-            except (*drive.TRANSLATED, DuplicateError) as error:
+            except (PyMongoError, DuplicateError) as error:
+                self._make_way(tries, error)
                 delay = tries.after(error)
-                if attempts.is_blocked(error):
-                    self._end_orphans()
             time.sleep(delay)
 
     def _attempt(self, op: Operation[T], tries: Attempts) -> T:
@@ -139,6 +141,7 @@ class Store:
             execute = partial(self._execute, tries, op, None)
             return drive.drive(op.plan(), execute)
         with self._client.start_session() as session:
+            tries.session = session.session_id
             return session.with_transaction(
                 lambda s: drive.drive(op.plan(), partial(self._execute, tries, op, s), in_transaction=True),
                 **drive.TRANSACTION,
@@ -151,7 +154,9 @@ class Store:
             return drive.check_transaction(step, atomic=op.atomic)
         try:
             reply = self._send(tries, session, step)
-        except drive.TRANSLATED as error:
+        except drive.UNCONVERTIBLE as error:
+            raise drive.unconvertible(error, op.name) from error
+        except PyMongoError as error:
             tries.failed_sending(step, error, in_transaction=session is not None)
             raise
         tries.sent(step, in_transaction=session is not None)
@@ -181,21 +186,30 @@ class Store:
     def _in_transactions(self) -> bool:
         """Whether the deployment has transactions; asked once. Warns, once, when it has none."""
         if self._transactions is None:
-            self._transactions = attempts.has_transactions(self._client.admin.command("hello"))
-            if not self._transactions:
-                warnings.warn(attempts.STANDALONE, stacklevel=4)
+            hello = self._client.admin.command("hello")
+            with self._asking:
+                if self._transactions is None and not attempts.has_transactions(hello):
+                    warnings.warn(attempts.STANDALONE, stacklevel=4)
+                self._transactions = attempts.has_transactions(hello)
         return self._transactions
 
-    def _end_orphans(self) -> None:
-        """End this user's transactions whose clients are gone; see ``attempts``."""
-        listing = attempts.orphans(self._settings.timeout)
+    def _make_way(self, tries: Attempts, error: Exception) -> None:
+        """End the transaction that a lost commit may have left open, or those of dead clients."""
+        own = tries.left_open(error)
+        if not own and not attempts.is_blocked(error):
+            return
         try:
             with pymongo.timeout(self._settings.timeout / attempts.ATTEMPTS):
-                found = self._client.admin.aggregate(listing).to_list()
-                if found:
-                    _ = self._client.admin.command(attempts.kill(found))
-        except drive.TRANSLATED:  # the operation's own error is what the caller is told
+                open_ = own or self._orphans()
+                if open_:
+                    _ = self._client.admin.command(attempts.kill(open_))
+        except PyMongoError:  # the operation's own error is what the caller is told
             return
+
+    def _orphans(self) -> list[Any]:
+        listing = attempts.orphans(self._settings.timeout)
+        found = self._client.admin.aggregate(listing).to_list()
+        return [operation["lsid"] for operation in found]
 
 
 _Method = Callable[[_Collection, Mapping[str, Any], ClientSession | None], Any]

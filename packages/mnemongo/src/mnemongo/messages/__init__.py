@@ -6,6 +6,6 @@ would not give the equal message, the entry keeps the exact fields beside it, as
 
 from mnemongo.messages import _entry as _entry  # loaded with the package, for Message imports it late
 from mnemongo.messages._event import from_event, to_event
-from mnemongo.messages._message import MAX_MESSAGE_BYTES, Message, Role, ToolCall
+from mnemongo.messages._message import Message, Role, ToolCall
 
-__all__ = ["MAX_MESSAGE_BYTES", "Message", "Role", "ToolCall", "from_event", "to_event"]
+__all__ = ["Message", "Role", "ToolCall", "from_event", "to_event"]

@@ -8,11 +8,9 @@ from typing import Any, Final, Literal, cast, get_args
 
 from mnemongo.documents import Entry
 from mnemongo.errors import DocumentError
+from mnemongo.schema import ENTRY_BYTES
 
 Role = Literal["system", "user", "assistant", "tool"]
-
-MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
-"""How many bytes an entry may have unless told otherwise."""
 
 _ROLES: Final = get_args(Role)
 
@@ -172,7 +170,7 @@ class Message:
         timestamp: float,
         turn: str | None = None,
         starts_turn: bool | None = None,
-        max_bytes: int = MAX_MESSAGE_BYTES,
+        max_bytes: int = ENTRY_BYTES,
     ) -> Entry:
         """Encode it, before anything is written.
 

@@ -21,9 +21,9 @@ from mnemongo.commands import (
     update_one,
 )
 from mnemongo.documents import FORMAT, decode_state
-from mnemongo.errors import DocumentError
+from mnemongo.errors import DocumentError, DocumentTooLargeError
 from mnemongo.keys import SessionKey
-from mnemongo.schema import APP_STATES, USER_STATES
+from mnemongo.schema import APP_STATES, STATE_BYTES, USER_STATES
 
 APP_PREFIX = "app:"
 USER_PREFIX = "user:"
@@ -74,13 +74,21 @@ def encoded(state: Mapping[str, Any]) -> str:
 
     Raises:
         DocumentError: for a value that JSON cannot hold, naming its key.
+        DocumentTooLargeError: over 15 MiB.
     """
     try:
-        return json.dumps(state)
+        text = json.dumps(state)
     except (TypeError, ValueError, RecursionError) as error:
         raise DocumentError(
             f"the state {_first_unstorable(state)} is not JSON: convert it before storing it"
         ) from error
+    if len(text) > STATE_BYTES:
+        raise DocumentTooLargeError(
+            f"the state would have {len(text)} bytes, at most {STATE_BYTES} are stored",
+            expected=STATE_BYTES,
+            found=len(text),
+        )
+    return text
 
 
 def _first_unstorable(state: Mapping[str, Any]) -> str:

@@ -23,11 +23,12 @@ from mnemongo.commands import (
     update_one,
 )
 from mnemongo.documents import Entry, Lease, Stored
+from mnemongo.errors import DocumentTooLargeError
 from mnemongo.keys import SessionKey
 from mnemongo.plans import heads, leases, payloads, removal, replays
 from mnemongo.plans.batches import append_many
 from mnemongo.plans.reading import get, last, page, turn, turns
-from mnemongo.schema import EVENTS, SESSIONS
+from mnemongo.schema import ENTRY_BYTES, EVENTS, SESSIONS
 
 __all__ = ["append", "append_many", "get", "last", "page", "turn", "turns"]
 
@@ -61,11 +62,18 @@ def append(
         KeyConflictError: the key is stored with other content.
         LeaseLostError: the lease ran out or was taken over.
         NotFoundError: there is no such session.
-        DocumentTooLargeError: an entry with state is over the limit of one transaction.
+        DocumentTooLargeError: over 256 MiB, or with state over the 64 MiB of one transaction.
     """
     for name, value in (("expected", expected), ("after", after)):
         if value is not None:
             _ = keys.check_revision(value, name)
+    if entry.size > ENTRY_BYTES:
+        raise DocumentTooLargeError(
+            f"the entry {entry.key!r} has {entry.size} bytes, at most {ENTRY_BYTES} are stored",
+            key=entry.key,
+            expected=ENTRY_BYTES,
+            found=entry.size,
+        )
     leases.check_session(key, lease)
     if entry.state_delta:
         return _with_state(key, entry, expected, lease)
@@ -96,8 +104,9 @@ def _append(
                 if stored is not None:
                     return stored
             else:
+                if attempt > 1:  # before looking: what is seen after a pause is what is so now
+                    yield from pause(attempt)
                 known = yield from _next_place(key, known, expected, lease)
-            yield from pause(attempt)
         else:
             break
     if settle or lease is None:
