@@ -208,7 +208,7 @@ UNKNOWN: list[Command] = [
     Command("notes", "find", {"filter": {"list": 1}}),
     Command("notes", "find", {"filter": {"list.a": 1}}),
     Command("notes", "find", {"filter": {"$where": "1"}}),
-    Command("notes", "find", {"filter": {"$expr": {"$rand": {}}}}),
+    Command("notes", "find", {"filter": {"$expr": {"$sin": 1}}}),
     Command("notes", "find", {"filter": {"$expr": "$$nobody"}}),
     Command("notes", "find", {"filter": {"$expr": {"$eq": [{"$type": "$a"}, "long"]}}}),
     Command("notes", "find", {"filter": {}, "projection": {"a.b": 1}}),

@@ -101,9 +101,7 @@ class Entry:
     digest: str = ""
 
     def __post_init__(self) -> None:
-        """Check the identifiers and that the event looks like JSON; fill the digest."""
-        if type(self.event_data) is not str or not self.event_data.startswith("{"):
-            raise DocumentError("event_data must be the JSON text of an event", key=self.key)
+        """Check the identifiers; fill the digest."""
         _ = check_entry_key(self.key)
         if self.turn is not None:
             _ = check_identifier(self.turn, "turn")
@@ -120,11 +118,11 @@ class Entry:
         """The state changes its event carries (``app:``, ``user:`` and plain keys)."""
         if '"state_delta"' not in self.event_data:
             return {}
-        actions = _loads(self.event_data, self.key).get("actions")
-        delta = actions.get("state_delta") if isinstance(actions, dict) else None
-        if not isinstance(delta, dict | None):
+        actions = _loads(self.event_data, self.key).get("actions") or {}
+        delta = (actions.get("state_delta") or {}) if isinstance(actions, dict) else None
+        if not isinstance(delta, dict):
             raise UndecodableDocumentError("an event's state_delta is not an object", key=self.key)
-        return delta or {}
+        return delta
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ def append_many(
     leases.check_session(key, lease)
     if len({entry.key for entry in batch}) != len(batch):
         raise InvalidKeyError("a key occurs twice in one batch", key=key)
+    for entry in batch:
+        payloads.check_entry(entry)
     size = sum(entry.size for entry in batch)
     if size > BATCH_BYTES:
         raise DocumentTooLargeError(

@@ -23,12 +23,11 @@ from mnemongo.commands import (
     update_one,
 )
 from mnemongo.documents import Entry, Lease, Stored
-from mnemongo.errors import DocumentTooLargeError
 from mnemongo.keys import SessionKey
 from mnemongo.plans import heads, leases, payloads, removal, replays
 from mnemongo.plans.batches import append_many
 from mnemongo.plans.reading import get, last, page, turn, turns
-from mnemongo.schema import ENTRY_BYTES, EVENTS, SESSIONS
+from mnemongo.schema import EVENTS, SESSIONS
 
 __all__ = ["append", "append_many", "get", "last", "page", "turn", "turns"]
 
@@ -67,13 +66,7 @@ def append(
     for name, value in (("expected", expected), ("after", after)):
         if value is not None:
             _ = keys.check_revision(value, name)
-    if entry.size > ENTRY_BYTES:
-        raise DocumentTooLargeError(
-            f"the entry {entry.key!r} has {entry.size} bytes, at most {ENTRY_BYTES} are stored",
-            key=entry.key,
-            expected=ENTRY_BYTES,
-            found=entry.size,
-        )
+    payloads.check_entry(entry)
     leases.check_session(key, lease)
     if entry.state_delta:
         return _with_state(key, entry, expected, lease)

@@ -15,11 +15,24 @@ from typing import Any
 from mnemongo import documents, keys
 from mnemongo.commands import Document, DuplicateError, Plan, find, finding, insert_one
 from mnemongo.documents import Entry, Stored
-from mnemongo.errors import UndecodableDocumentError
+from mnemongo.errors import DocumentError, DocumentTooLargeError, UndecodableDocumentError
 from mnemongo.keys import SessionKey
-from mnemongo.schema import INLINE_BYTES, PART_BYTES, PAYLOADS
+from mnemongo.schema import ENTRY_BYTES, INLINE_BYTES, PART_BYTES, PAYLOADS
 
 _LONG_TEXT = 1000
+
+
+def check_entry(entry: Entry) -> None:
+    """Refuse what no append can store, before any I/O."""
+    if not entry.event_data.startswith("{"):
+        raise DocumentError(f"the event_data of {entry.key!r} is not the JSON of an event", key=entry.key)
+    if entry.size > ENTRY_BYTES:
+        raise DocumentTooLargeError(
+            f"the entry {entry.key!r} has {entry.size} bytes, at most {ENTRY_BYTES} are stored",
+            key=entry.key,
+            expected=ENTRY_BYTES,
+            found=entry.size,
+        )
 
 
 def written(key: SessionKey, entry: Entry, revision: int) -> Plan[Document]:
@@ -73,7 +86,10 @@ def _parts(key: SessionKey, life: int, digest: str, body: bytes) -> Iterable[Doc
 
 def _shortened(entry: Entry) -> str:
     """The event with its long texts replaced, for readers that know nothing of parts."""
-    event = _short(json.loads(entry.event_data))
+    try:
+        event = _short(json.loads(entry.event_data))
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"the event_data of {entry.key!r} is not JSON", key=entry.key) from error
     text = json.dumps(event)
     if len(text) > INLINE_BYTES:
         text = json.dumps({**event, "content": None})

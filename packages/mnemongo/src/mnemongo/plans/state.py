@@ -14,6 +14,7 @@ from typing import Any
 
 from mnemongo import documents
 from mnemongo.commands import Document, Operation, Plan, find_each, finding, operation, pause, update_one
+from mnemongo.documents import Head
 from mnemongo.keys import SessionKey
 from mnemongo.plans import buckets, heads
 from mnemongo.schema import APP_STATES, SESSIONS, USER_STATES
@@ -94,17 +95,17 @@ def merge(key: SessionKey, delta: Mapping[str, Any]) -> Operation[None]:
 
 @operation()
 def _merge_one(key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mapping[str, Any]) -> Plan[None]:
-    _ = yield from heads.current_or_none(key)  # what was left unapplied is older than this
+    head = yield from heads.current_or_none(key)  # what was left unapplied is older than this
     yield from buckets.merge_shared(key, shared)
     if own:
-        yield from _merge_own(key, own)
+        yield from _merge_own(key, own, head)
 
 
 @operation(atomic=True)
 def _merge_all(key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mapping[str, Any]) -> Plan[None]:
-    _ = yield from heads.current_or_none(key)
+    head = yield from heads.current_or_none(key)
     if own:
-        yield from _merge_own(key, own)
+        yield from _merge_own(key, own, head)
     targets = buckets.shared_buckets(key, shared)
     finds = (finding(target.collection, {"_id": target.id}, limit=1) for target in targets)
     found = yield from find_each(*finds)
@@ -113,9 +114,10 @@ def _merge_all(key: SessionKey, shared: Mapping[str, dict[str, Any]], own: Mappi
             yield from buckets.merge_shared(key, {target.prefix: dict(target.delta)})
 
 
-def _merge_own(key: SessionKey, delta: Mapping[str, Any]) -> Plan[None]:
+def _merge_own(key: SessionKey, delta: Mapping[str, Any], head: Head | None) -> Plan[None]:
     for attempt in count(1):
-        head = yield from heads.required(key)
+        if head is None:
+            raise heads.missing(key)
         changes = {
             "state": {"$literal": buckets.merged(head.state, delta)},
             "update_time": heads.NOW_SECONDS,
@@ -126,3 +128,4 @@ def _merge_own(key: SessionKey, delta: Mapping[str, Any]) -> Plan[None]:
         if reply.matched:
             return
         yield from pause(attempt)
+        head = yield from heads.read(key)
