@@ -87,7 +87,7 @@ async def test_nothing_of_an_abandoned_batch_is_ever_seen(opener: Opener, server
         except MnemongoError:
             assert time.monotonic() - before < 3 * LIMIT
     assert [one.replayed for one in stored] == [False, False]
-    assert left_open(server_client) == []
+    await until(lambda: left_open(server_client) == [])
 
 
 async def test_transactions_of_strangers_are_left_alone(opener: Opener, server_client: Client) -> None:

@@ -141,7 +141,7 @@ async def test_an_unreachable_server(opener: Opener, write: bool) -> None:
 
 async def test_a_server_that_comes_back(opener: Opener) -> None:
     app = uuid.uuid4().hex
-    opened = await with_session(opener, appname=app)
+    opened = await with_session(opener, heartbeatFrequencyMS=500, appname=app)
     with failing(opener.uri, "insert", times=3, closeConnection=True, appName=app):
         made = await opened.run(WRITES["append"](KEY))
     assert made.entry.key == "e1"
@@ -226,7 +226,7 @@ async def test_a_commit_that_is_never_confirmed(opener: Opener, name: str, data:
     with failing(opener.uri, "commitTransaction", appName=app, **data):
         error = await failure(opened, op)
     assert type(error) is OutcomeUnknownError
-    patient = await opener.ready()
+    patient = await opener.ready(timeout=4)  # what is left open is ended after half of that
     again = await patient.run(op)
     one = again[0] if isinstance(again, tuple) else again
     assert one.replayed is ("writeConcernError" in data)
@@ -241,7 +241,7 @@ async def test_a_commit_that_is_never_confirmed(opener: Opener, name: str, data:
 )
 async def test_a_commit_that_is_confirmed_at_the_second_try(opener: Opener, data: Mapping[str, Any]) -> None:
     app = uuid.uuid4().hex
-    opened = await with_session(opener, appname=app)
+    opened = await with_session(opener, heartbeatFrequencyMS=500, appname=app)
     with failing(opener.uri, "commitTransaction", times=1, appName=app, **data):
         _ = await opened.run(WRITES["append_many"](KEY))
     assert await stored(opened) == ["e1", "e2"]
