@@ -1,8 +1,8 @@
 """Identifiers: session keys, entry keys, revisions. The only place where they are built.
 
 A **revision** is one 63-bit integer that names a place in a session for ever. Its upper 35 bits are the
-session's *life* (drawn at random when the session is created, anew after each delete or clear), its
-lower 28 bits the entry's place in that life, counted from 1. Revisions of one life are dense and
+session's *life* (drawn at random by the server whenever the session is created or cleared), its lower
+28 bits the entry's place in that life, counted from 1. Revisions of one life are dense and
 ordered; revisions of two lives never meet, so a handle of a deleted session can never be mistaken for
 one of its successor (docs/decisions/0002-revisions.md).
 """
