@@ -493,7 +493,7 @@ class LimitsContract:
             {"token_counter": letters},
             {"max_tokens": 0, "token_counter": letters},
         ],
-        ids=lambda given: "-".join(given),
+        ids="-".join,
     )
     async def test_bad_limits_are_refused(self, deaf: Subject, limits: dict[str, Any]) -> None:
         with pytest.raises(DocumentError):
