@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from pymongo import common
+from pymongo import MongoClient, common
 
+from mnemongo import schema
 from store.harness import COLOURS, Client, Opener, Proxy, admin, open_transactions
 
 
@@ -15,6 +16,19 @@ from store.harness import COLOURS, Client, Opener, Proxy, admin, open_transactio
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver looks for a lost server again after 0.05 s instead of 0.5."""
     monkeypatch.setattr(common, "MIN_HEARTBEAT_INTERVAL", 0.05)
+
+
+@pytest.fixture(autouse=True)
+def indexes(request: pytest.FixtureRequest) -> None:
+    """The indexes are there, on every server that the test uses: most tests are not about ``setup``."""
+    if "database_name" not in request.fixturenames or request.node.get_closest_marker("bare"):
+        return
+    for name in {"mongodb_uri", "standalone_uri"} & set(request.fixturenames):
+        client: Client = MongoClient(request.getfixturevalue(name))
+        with client:
+            database = client[request.getfixturevalue("database_name")]
+            for index in schema.INDEXES:
+                _ = database[index.collection].create_index(**index.arguments)
 
 
 @pytest.fixture(params=COLOURS)

@@ -141,6 +141,7 @@ async def test_bad_settings(opener: Opener, database: Any, settings: dict[str, A
     assert opened.recorder.names == []
 
 
+@pytest.mark.bare
 async def test_collections_of_other_names(opener: Opener, server_client: Client) -> None:
     opened = opener()
     names = {"events": "agent_events", "sessions": "agent_sessions"}
@@ -246,7 +247,7 @@ async def test_each_store_warns(alone: Opened) -> None:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         _ = await alone.run(sessions.get(KEY))
-        alone.store = type(alone.store)(alone.client, "other")
+        alone.store = type(alone.store)(alone.client, alone.store._settings.database)
         _ = await alone.run(sessions.get(KEY))
     assert len(heard) == 2
 

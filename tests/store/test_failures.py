@@ -15,7 +15,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo import errors as driver
 
-from mnemongo import errors
+from mnemongo import Store, errors
 from mnemongo.commands import DuplicateError, Plan, RefusedError, find, finding, insert_one, operation
 from mnemongo.drive import UNCONVERTIBLE, refusal, translated, unconvertible
 from mnemongo.plans import entries, sessions, setup, state
@@ -123,6 +123,7 @@ async def test_a_passing_trouble_passes(opener: Opener, code: int) -> None:
         assert len(await opened.run(entries.page(KEY))) == 2
 
 
+@pytest.mark.bare
 async def test_indexes_that_differ(opener: Opener, server_client: Client) -> None:
     events = server_client[opener.database]["events"]
     _ = events.create_index([("x", 1)], name="mnemongo_place")
@@ -228,6 +229,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for user, role in roles.items():
             given = [role] if role else []
             _ = client.admin.command("createUser", user, pwd=PASSWORD, roles=given)
+        Store(client, "x").setup()
     first.stop()
     second = start_mongod(directory, replica_set=None, arguments=["--auth", "--setParameter", "x"][:1])
     yield second.uri

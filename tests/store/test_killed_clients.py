@@ -15,7 +15,7 @@ import pytest
 from pymongo import MongoClient
 
 from mnemongo import MnemongoError, entries, sessions, state
-from mnemongo.attempts import kill, orphans
+from mnemongo.attempts import LISTING, kill, orphans
 from mnemongo.commands import Operation
 from mnemongo.settings import METADATA
 from store.harness import KEY, Client, Opened, Opener, entry, environment, open_transactions, until
@@ -121,7 +121,7 @@ async def test_young_transactions_of_ours_are_left_alone(opener: Opener) -> None
 
 
 async def test_what_counts_as_an_orphan(opener: Opener, server_client: Client) -> None:
-    """Ours, idle and older than the limit; by the listing itself."""
+    """Ours, idle, older than the limit, and its connection gone; by the listing itself."""
     heads = server_client[opener.database]["sessions"]
     _ = heads.insert_one({"_id": KEY.document_id})
     ours: Client = MongoClient(opener.uri, driver=METADATA)
@@ -130,10 +130,21 @@ async def test_what_counts_as_an_orphan(opener: Opener, server_client: Client) -
         other.start_transaction()
         _ = ours[opener.database]["sessions"].find_one({}, session=one)
         _ = heads.find_one({}, session=other)
-        assert list(server_client.admin.aggregate(orphans(60))) == []
-        found = list(server_client.admin.aggregate(orphans(0)))
-        assert [f["lsid"]["id"] for f in found] == [one.session_id["id"]]
-        _ = server_client.admin.command(kill([f["lsid"] for f in found]))
-        assert list(server_client.admin.aggregate(orphans(0))) == []
+        assert found(server_client, 0) == []  # both have their connections: nobody is gone
+        lsid = one.session_id["id"]
+        close_connections(ours)
+        await until(lambda: [session["id"] for session in found(server_client, 0)] == [lsid])
+        assert found(server_client, 60) == []
+        _ = server_client.admin.command(kill(found(server_client, 0)))
+        await until(lambda: found(server_client, 0) == [])
         other.commit_transaction()
-        one.abort_transaction()
+
+
+def found(client: Client, timeout: float) -> list[Any]:
+    return list(orphans(list(client.admin.aggregate(LISTING)), timeout))
+
+
+def close_connections(client: Client) -> None:
+    """Drop the pool's connections, as the end of a process does, and keep the session unaborted."""
+    for server in client._topology._servers.values():
+        server.pool.reset()

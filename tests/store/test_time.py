@@ -162,7 +162,11 @@ async def test_one_lost_reply_is_made_good(
         key = SessionKey("shop", "ann", command)
         _ = await opened.run(sessions.create(key))
         proxy.lose, proxy.lost, proxy.most = {command}, 0, 1
-        _ = await opened.run(WRITES[name](key))
+        try:
+            _ = await opened.run(WRITES[name](key))
+        except OutcomeUnknownError:  # without a key, the caller decides whether to do it twice
+            assert (name, retry_writes) in {("delete", False), ("clear", False)}
+            _ = await opened.run(WRITES[name](key))
         lost += proxy.lost
         proxy.lose = set()
         if name in ENTRIES:

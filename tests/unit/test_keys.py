@@ -114,9 +114,8 @@ def test_an_entry_key_is_bounded() -> None:
 @given(TEXTS, st.integers(1, 1 << 60), st.text("0123456789abcdef", min_size=32, max_size=32))
 def test_fences_have_keys_no_turn_has(turn: str, token: int, nonce: str) -> None:
     fence = keys.fence_key(token, nonce)
-    assert fence.startswith("mnemongo:fence:")
-    if turn != "mnemongo":
-        assert turn_key(turn, "fence", str(token), nonce) != fence
+    assert fence.startswith(keys.RESERVED)
+    assert not turn_key(turn, "fence", str(token), nonce).startswith(keys.RESERVED)
 
 
 @given(REVISIONS)

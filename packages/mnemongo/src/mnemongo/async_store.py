@@ -17,9 +17,9 @@ import pymongo
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
-from mnemongo import attempts, drive, plans
+from mnemongo import attempts, drive, plans, schema
 from mnemongo.attempts import Attempts, ProcessGuard
 from mnemongo.commands import (
     Command,
@@ -31,7 +31,7 @@ from mnemongo.commands import (
     RequireTransaction,
     Step,
 )
-from mnemongo.settings import DEFAULT_TIMEOUT, METADATA, Settings
+from mnemongo.settings import DEFAULT_TIMEOUT, METADATA, Settings, check_client
 
 T = TypeVar("T")
 _Collection = AsyncCollection[dict[str, Any]]
@@ -58,10 +58,12 @@ class AsyncStore:
         timeout: float = DEFAULT_TIMEOUT,
         collections: Mapping[str, str] | None = None,
     ) -> None:
+        check_client(client, AsyncMongoClient)
         self._settings = Settings(database, timeout, collections or {})
         self._client = client
         self._owned = False
         self._transactions: bool | None = None
+        self._prepared = False
         self._process = ProcessGuard()
         client.append_metadata(METADATA)
         options: dict[str, Any] = {"codec_options": drive.OPTIONS, **drive.CONCERNS}
@@ -116,10 +118,10 @@ class AsyncStore:
             raise
 
     async def _run(self, op: Operation[T]) -> T:
-        tries = Attempts(op.name, self._settings.timeout)
+        tries = Attempts(op, self._settings.timeout)
         while True:
             try:
-                with pymongo.timeout(tries.bound()):
+                with pymongo.timeout(tries.bound(atomic=op.atomic)):
                     return await self._attempt(op, tries)
             except (PyMongoError, DuplicateError) as error:
                 await self._make_way(tries, error)
@@ -128,6 +130,8 @@ class AsyncStore:
 
     async def _attempt(self, op: Operation[T], tries: Attempts) -> T:
         transactions = await self._in_transactions()
+        if not (op.prepares or self._prepared):
+            self._prepared = await self._is_prepared()
         if not (op.atomic and transactions):
             execute = partial(self._execute, tries, op, None)
             return await drive.drive_async(op.plan(), execute)
@@ -177,7 +181,9 @@ class AsyncStore:
             return drive.separated(step, await united.to_list())
         if tries.separately:
             return [await self._send(tries, session, find) for find in step.finds]
-        looked_up = await self._database.aggregate(drive.looked_up(step, names), session=session)
+        tries.looks_up()
+        first = self._collections[step.finds[0].collection]
+        looked_up = await first.aggregate(drive.looked_up(step, names), session=session)
         return drive.separated(step, drive.flattened(await looked_up.to_list()))
 
     async def _in_transactions(self) -> bool:
@@ -188,6 +194,21 @@ class AsyncStore:
                 warnings.warn(attempts.STANDALONE, stacklevel=4)
             self._transactions = attempts.has_transactions(hello)
         return self._transactions
+
+    async def _is_prepared(self) -> bool:
+        """Whether the index that decides who gets a place is there; asked until it is.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        try:
+            found = await self._collections[schema.EVENTS].index_information()
+        except OperationFailure as error:
+            if drive.code_of(error) != drive.NOT_AUTHORIZED:
+                raise
+            return True  # a user who may not list indexes relies on whoever has set up
+        attempts.check_indexes(found, self._settings.database)
+        return True
 
     async def _make_way(self, tries: Attempts, error: Exception) -> None:
         """End the transaction that a lost commit may have left open, or those of dead clients."""
@@ -203,9 +224,8 @@ class AsyncStore:
             return
 
     async def _orphans(self) -> list[Any]:
-        listing = attempts.orphans(self._settings.timeout)
-        found = await (await self._client.admin.aggregate(listing)).to_list()
-        return [operation["lsid"] for operation in found]
+        found = await self._client.admin.aggregate(attempts.LISTING)
+        return attempts.orphans(await found.to_list(), self._settings.timeout)
 
 
 def _fetch_error(running: asyncio.Future[Any]) -> None:

@@ -1,8 +1,8 @@
 """When an operation is tried again and when it has failed: decided here, for both stores.
 
-An operation may take ``timeout`` seconds in all, and each attempt at it, its transaction included, at
-most a quarter of that. So a transaction that is older than half of it has certainly lost its client: it may
-be killed when it stands in the way, and there is still time for an attempt after that.
+An operation may take ``timeout`` seconds in all, a transaction a quarter of that. So one that is older, and
+whose connection is gone, has lost its client: it is ended when it stands in the way, and there is still time
+for another attempt.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 from pymongo import errors as driver
 
-from mnemongo.commands import Command, Document, DuplicateError
-from mnemongo.drive import code_of, is_passing, is_too_large, pause_seconds, translated
+from mnemongo import schema
+from mnemongo.commands import Command, Document, DuplicateError, Operation
+from mnemongo.drive import code_of, is_passing, pause_seconds, translated
 from mnemongo.errors import ConfigurationError, UnavailableError
 from mnemongo.settings import METADATA
 
@@ -29,25 +30,41 @@ _COMMIT_UNKNOWN = "UnknownTransactionCommitResult"
 class Attempts:
     """The attempts at one operation: what time is left, and what a failure means.
 
-    ``separately``: whether several finds are sent one by one, since their reply did not fit a document.
+    ``separately``: whether several finds are sent one by one, since they could not be sent as one.
     ``session``: the server session of the last transaction.
     """
 
-    __slots__ = ("_deadline", "_name", "_number", "_timeout", "_written", "separately", "session")
+    __slots__ = (
+        "_deadline",
+        "_looking_up",
+        "_name",
+        "_number",
+        "_repeats",
+        "_timeout",
+        "_written",
+        "separately",
+        "session",
+    )
 
-    def __init__(self, name: str, timeout: float) -> None:
-        self._name = name
+    def __init__(self, op: Operation[Any], timeout: float) -> None:
+        self._name = op.name
+        self._repeats = op.repeats
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._number = 0
         self._written = False
+        self._looking_up = False
         self.separately = False
         self.session: Mapping[str, Any] | None = None
 
-    def bound(self) -> float:
-        """Seconds that the next attempt may take."""
-        left = self._deadline - time.monotonic()
-        return max(0.001, min(left, self._timeout / ATTEMPTS))
+    def bound(self, *, atomic: bool) -> float:
+        """Seconds that the next attempt may take.
+
+        All that is left; but a quarter of the whole for a transaction, and for the first attempt, which
+        may be blocked by a transaction that must be ended.
+        """
+        left = max(0.001, self._deadline - time.monotonic())
+        return min(left, self._timeout / ATTEMPTS) if atomic or not self._number else left
 
     def pause(self, attempt: int) -> float:
         """Seconds to back off inside an attempt.
@@ -62,14 +79,21 @@ class Attempts:
             )
         return seconds
 
+    def looks_up(self) -> None:
+        """Note that several finds are sent as one; should the server not take that, they are sent singly."""
+        self._looking_up = True
+
     def sent(self, step: object, *, in_transaction: bool) -> None:
         """Note that a command has reached the server: outside a transaction, it counts at once."""
+        self._looking_up = False
         if not in_transaction and isinstance(step, Command) and step.method not in _READS:
             self._written = True
 
     def failed_sending(self, step: object, error: BaseException, *, in_transaction: bool) -> None:
         """Note a command that failed: it may have been carried out unless it was never sent."""
-        if not isinstance(error, _NEVER_SENT):
+        refused = not is_passing(error) or code_of(error) == _MAX_TIME_EXPIRED
+        written = isinstance(error, driver.WriteConcernError) or not refused
+        if written and not isinstance(error, _NEVER_SENT):
             self.sent(step, in_transaction=in_transaction)
 
     def left_open(self, error: BaseException) -> list[Mapping[str, Any]]:
@@ -84,11 +108,12 @@ class Attempts:
         """
         self._number += 1
         self._written |= is_unknown_commit(error)
-        too_large = is_too_large(error) and not self.separately
-        self.separately |= too_large
+        in_pieces = self._looking_up and not self.separately and not is_passing(error)
+        self.separately |= in_pieces
         seconds = pause_seconds(self._number)
-        timely = time.monotonic() + seconds < self._deadline
-        if timely and (too_large or isinstance(error, DuplicateError) or is_passing(error)):
+        again = self._repeats or not self._written
+        timely = again and time.monotonic() + seconds < self._deadline
+        if timely and (in_pieces or isinstance(error, DuplicateError) or is_passing(error)):
             return seconds
         raise translated(error, self._name, may_be_written=self._written) from error
 
@@ -133,25 +158,55 @@ def is_blocked(error: BaseException) -> bool:
     )
 
 
-def orphans(timeout: float) -> list[Document]:
-    """The aggregation (on ``admin``) that lists this user's own abandoned transactions of ours."""
-    older = {"$gt": int(timeout / 2 * 1_000_000)}
+LISTING: list[Document] = [
+    {"$currentOp": {"allUsers": False, "idleSessions": True, "idleConnections": True}},
+    {
+        "$project": {
+            "type": 1,
+            "lsid": 1,
+            "connectionId": 1,
+            "transaction.timeOpenMicros": 1,
+            "clientMetadata.driver.name": 1,
+        }
+    },
+]
+"""The aggregation (on ``admin``) that lists this user's own connections and idle transactions."""
+
+
+def orphans(listed: Sequence[Mapping[str, Any]], timeout: float) -> list[Mapping[str, Any]]:
+    """The sessions whose transactions have lost their clients.
+
+    Such a transaction is idle, was opened by a client that names mnemongo, is older than any attempt of a
+    living one, and the connection it was last used on is gone. The application's own transactions on the
+    same client have theirs: they are left alone, however long they take.
+    """
+    connected = {found.get("connectionId") for found in listed if found.get("type") == "op"}
     return [
-        {"$currentOp": {"allUsers": False, "idleSessions": True}},
-        {
-            "$match": {
-                "active": False,
-                "transaction.timeOpenMicros": older,
-                "clientMetadata.driver.name": {"$regex": rf"(^|\|){METADATA.name}(\||$)"},
-            }
-        },
-        {"$project": {"lsid": 1}},
+        found["lsid"]
+        for found in listed
+        if found.get("type") == "idleSession"
+        and found.get("connectionId") not in connected
+        and found.get("transaction", {}).get("timeOpenMicros", 0) > timeout / ATTEMPTS * 1_000_000
+        and METADATA.name in found.get("clientMetadata", {}).get("driver", {}).get("name", "").split("|")
     ]
 
 
 def kill(sessions: Sequence[Mapping[str, Any]]) -> Document:
     """The command that ends server sessions, by their ``lsid``, and with them their transactions."""
     return {"killSessions": [{"id": session["id"]} for session in sessions]}
+
+
+def check_indexes(found: Mapping[str, Any], database: str) -> None:
+    """Refuse a database without the index that decides who gets a place.
+
+    Raises:
+        ConfigurationError: ``setup`` was not run there.
+    """
+    if schema.PLACE.name not in found:
+        raise ConfigurationError(
+            f"the indexes of database {database!r} are missing: call the store's setup() once",
+            key=database,
+        )
 
 
 def has_transactions(hello: Mapping[str, Any]) -> bool:

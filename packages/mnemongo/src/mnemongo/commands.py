@@ -97,14 +97,20 @@ class RefusedError(MnemongoError):
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """A named plan factory. ``atomic`` operations run in a transaction where there are any.
+    """A named plan factory.
+
+    ``atomic`` operations run in a transaction where there are any. Those that do not ``repeats`` have no key
+    that would make a second run harmless: a store does not try them again once they may have written.
+    Those that ``prepares`` may run before the indexes are there.
 
     Run it with ``Store.run`` or ``await AsyncStore.run``, as often as you like.
     """
 
     name: str
-    factory: Callable[[], Plan[T]]
+    factory: Callable[[], Plan[T]] = field(repr=False)
     atomic: bool = False
+    repeats: bool = True
+    prepares: bool = False
 
     def plan(self) -> Plan[T]:
         """A fresh plan, for a driver."""
@@ -117,7 +123,9 @@ class Operation(Generic[T]):
         return (yield from self.factory())
 
 
-def operation(*, atomic: bool = False) -> Callable[[Callable[P, Plan[T]]], Callable[P, Operation[T]]]:
+def operation(
+    *, atomic: bool = False, repeats: bool = True, prepares: bool = False
+) -> Callable[[Callable[P, Plan[T]]], Callable[P, Operation[T]]]:
     """Turn a plan function into a function that returns an ``Operation``.
 
     Where the plan's first parameter is ``key``, what is passed for it must be a ``SessionKey``.
@@ -131,7 +139,7 @@ def operation(*, atomic: bool = False) -> Callable[[Callable[P, Plan[T]]], Calla
         def build(*args: P.args, **kwargs: P.kwargs) -> Operation[T]:
             if keyed:
                 check_session_key(args[0] if args else kwargs.get("key"))
-            return Operation(name, functools.partial(plan, *args, **kwargs), atomic)
+            return Operation(name, functools.partial(plan, *args, **kwargs), atomic, repeats, prepares)
 
         return build
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -91,22 +92,32 @@ class Entry:
     """
 
     key: str
-    event_data: str
+    event_data: str = field(repr=False)
     timestamp: float
     kind: str = EVENT
     turn: str | None = None
     starts_turn: bool = False
     pinned: bool = False
-    native: str | None = None
+    native: str | None = field(default=None, repr=False)
     digest: str = ""
 
     def __post_init__(self) -> None:
-        """Check the identifiers; fill the digest."""
+        """Check every field, since one wrong entry would spoil its session's pages; fill the digest."""
+        self._check_types()
         _ = check_entry_key(self.key)
         if self.turn is not None:
             _ = check_identifier(self.turn, "turn")
         if not self.digest:
             object.__setattr__(self, "digest", sha256(self.event_data))
+
+    def _check_types(self) -> None:
+        for name, kind in (("event_data", str), ("kind", str), ("digest", str), ("native", str | None)):
+            if not isinstance(getattr(self, name), kind):
+                raise DocumentError(f"an entry's {name} must be {kind}", key=self.key)
+        if type(self.starts_turn) is not bool or type(self.pinned) is not bool:
+            raise DocumentError("an entry's starts_turn and pinned must be bool", key=self.key)
+        if type(self.timestamp) not in {int, float} or not math.isfinite(self.timestamp):
+            raise DocumentError("an entry's timestamp must be a finite number of seconds", key=self.key)
 
     @property
     def size(self) -> int:
@@ -174,7 +185,7 @@ def entry_document(key: SessionKey, entry: Entry, revision: int) -> dict[str, An
     optional = {
         "turn": entry.turn,
         "starts_turn": entry.starts_turn or None,
-        "pinned": entry.pinned or None,
+        "pinned": False if entry.kind == FENCE else entry.pinned or None,
         "native": entry.native,
     }
     return document | {name: value for name, value in optional.items() if value is not None}
@@ -220,7 +231,10 @@ def _damaged(what: str, document: Mapping[str, Any]) -> UndecodableDocumentError
 
 def revision(document: Mapping[str, Any]) -> int:
     """The revision a document carries, as a plain int (the driver returns 64-bit ones as its own)."""
-    return int(document.get("revision", 0))
+    found = document.get("revision")
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise UndecodableDocumentError("a document has no revision: it is foreign", key=document.get("_id"))
+    return int(found)
 
 
 def head(document: Mapping[str, Any]) -> Head:

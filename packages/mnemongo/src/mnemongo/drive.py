@@ -165,19 +165,15 @@ def _stages(find: Command, source: int) -> list[Document]:
 def looked_up(step: FindEach, names: Mapping[str, str]) -> list[Document]:
     """The same as one document, for a transaction, where ``$unionWith`` is not allowed (code 263).
 
-    Run on the database; MongoDB 6.0. All that is found must fit one document.
+    ``$facet`` makes one document of whatever the first find gives. All that is found must fit one, and
+    sharded collections can be looked up in from MongoDB 8.0 on; else the finds are sent one by one.
     """
+    first, *others = (_stages(find, source) for source, find in enumerate(step.finds))
     lookups = (
-        {
-            "$lookup": {
-                "from": names[find.collection],
-                "pipeline": _stages(find, source),
-                "as": f"{_SOURCE}{source}",
-            }
-        }
-        for source, find in enumerate(step.finds)
+        {"$lookup": {"from": names[find.collection], "pipeline": stages, "as": f"{_SOURCE}{source}"}}
+        for source, (find, stages) in enumerate(zip(step.finds[1:], others, strict=True), start=1)
     )
-    return [{"$documents": [{}]}, *lookups]
+    return [*first[:-1], {"$facet": {f"{_SOURCE}0": first[-1:]}}, *lookups]
 
 
 def flattened(found: list[Document]) -> list[Document]:
@@ -217,14 +213,20 @@ _TOO_LARGE = {10334, 17419, 17420}
 UNCONVERTIBLE = (bson.errors.BSONError, OverflowError, ValueError, RecursionError)
 """What the driver raises, before it sends anything, for a value that BSON cannot hold."""
 
-_PASSING_CODES = {24, 46, 50, 112, 262}  # LockTimeout, LockBusy, MaxTimeMS, WriteConflict, TimeLimit
+# LockTimeout, LockBusy, MaxTimeMSExpired, WriteConcernFailed, WriteConflict, ConflictingOperationInProgress,
+# FailedToSatisfyReadPreference, ReadConcernMajorityNotAvailableYet, SnapshotTooOld, SnapshotUnavailable,
+# ExceededTimeLimit, ClientDisconnect
+_PASSING_CODES = {24, 46, 50, 64, 112, 117, 133, 134, 239, 246, 262, 279}
+# A write concern error came after the write was carried out: whether it stays is not known.
+_PASSING = (driver.ConnectionFailure, driver.WaitQueueTimeoutError, driver.WriteConcernError)
 _PASSING_LABELS = (
     "TransientTransactionError",
     "RetryableWriteError",
     "UnknownTransactionCommitResult",
 )
+NOT_AUTHORIZED = 13
 _REFUSALS: Mapping[int, tuple[type[errors.MnemongoError], str]] = {
-    13: (errors.ConfigurationError, "the database user lacks a privilege for it"),
+    NOT_AUTHORIZED: (errors.ConfigurationError, "the database user lacks a privilege for it"),
     18: (errors.ConfigurationError, "the database user's credentials were refused"),
     20: (errors.TopologyError, "this deployment cannot do it (a standalone server?)"),
     85: (errors.ConfigurationError, "an index of these keys has another name: drop it first"),
@@ -241,16 +243,11 @@ def is_passing(error: BaseException) -> bool:
     if not isinstance(error, driver.PyMongoError):
         return False
     return (
-        isinstance(error, driver.ConnectionFailure | driver.WaitQueueTimeoutError)
+        isinstance(error, _PASSING)
         or error.timeout
         or code_of(error) in _PASSING_CODES
         or any(error.has_error_label(label) for label in _PASSING_LABELS)
     )
-
-
-def is_too_large(error: BaseException) -> bool:
-    """Whether the server could not build a document (in a read: the reply of ``looked_up``)."""
-    return code_of(error) in _TOO_LARGE
 
 
 def code_of(error: BaseException) -> int | None:
@@ -265,8 +262,12 @@ def translated(error: BaseException, name: str, *, may_be_written: bool) -> erro
     code = code_of(error)
     if code is None:
         return errors.ConfigurationError(f"{name}: the driver refused it: see the cause")
-    kind, text = _REFUSALS.get(code, (errors.MnemongoError, f"the server refused it (code {code})"))
-    return kind(f"{name}: {text}")
+    if code in _REFUSALS:
+        kind, text = _REFUSALS[code]
+        return kind(f"{name}: {text}")
+    if may_be_written:
+        return _unsure(name, may_be_written=True)
+    return errors.MnemongoError(f"{name}: the server refused it (code {code}); nothing was written")
 
 
 def unconvertible(error: Exception, name: str) -> errors.DocumentError:

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from mnemongo.errors import InvalidKeyError
+from mnemongo.errors import InvalidKeyError, UndecodableDocumentError
 
 MAX_PART_BYTES = 512
 MAX_ENTRY_KEY_BYTES = 2048
+RESERVED = ":"
+"""How keys of this library's own entries begin; a turn's never do."""
 PLACE_BITS = 28
 LIFE_BITS = 35
 _PLACE_MASK = (1 << PLACE_BITS) - 1
@@ -68,7 +70,15 @@ class SessionKey:
 
     @classmethod
     def of(cls, document_id: Mapping[str, Any]) -> Self:
-        """The session that a document's ``_id`` belongs to."""
+        """The session that a document's ``_id`` belongs to.
+
+        Raises:
+            UndecodableDocumentError: the ``_id`` is not one of ours.
+        """
+        if not isinstance(document_id, Mapping) or not {"app_name", "user_id", "session_id"} <= set(
+            document_id
+        ):
+            raise UndecodableDocumentError("a document's _id is not one of ours", key=document_id)
         return cls(document_id["app_name"], document_id["user_id"], document_id["session_id"])
 
     @property
@@ -129,12 +139,12 @@ def turn_key(turn: str, *names: str) -> str:
 
 def fence_key(token: int, nonce: str) -> str:
     """The key of the entry that closes a session to the holders of earlier leases."""
-    return f"mnemongo:fence:{token}:{nonce}"
+    return f"{RESERVED}fence:{token}:{nonce}"
 
 
 def gap_key(revision: int) -> str:
     """The key of the entry that fills a place nobody will take any more."""
-    return f"mnemongo:gap:{revision}"
+    return f"{RESERVED}gap:{revision}"
 
 
 def new_nonce() -> str:

@@ -61,7 +61,7 @@ INDEXES = (
         _by_session(starts_turn=1, revision=1),
         only={"starts_turn": True},
     ),
-    Index(EVENTS, "mnemongo_pinned", _by_session(pinned=1, revision=1), only={"pinned": True}),
+    Index(EVENTS, "mnemongo_pinned", _by_session(pinned=1, revision=1), only={"pinned": {"$exists": True}}),
     Index(PAYLOADS, "mnemongo_life", _by_session(life=1)),
     Index(
         SESSIONS,

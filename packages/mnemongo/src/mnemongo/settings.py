@@ -56,6 +56,16 @@ class Settings:
         object.__setattr__(self, "names", MappingProxyType(complete))
 
 
+def check_client(client: object, kind: type) -> None:
+    """Refuse what is not the client that a store needs."""
+    if not isinstance(client, kind):
+        raise ConfigurationError(
+            f"client must be a {kind.__name__}, not {type(client).__name__}; "
+            "for a connection string use from_uri",
+            key="client",
+        )
+
+
 _NOT_IN_DATABASES = '/\\. "$*<>:|?\0'
 
 

@@ -14,9 +14,9 @@ import pymongo
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
-from mnemongo import attempts, drive, plans
+from mnemongo import attempts, drive, plans, schema
 from mnemongo.attempts import Attempts, ProcessGuard
 from mnemongo.commands import (
     Command,
@@ -28,7 +28,7 @@ from mnemongo.commands import (
     RequireTransaction,
     Step,
 )
-from mnemongo.settings import DEFAULT_TIMEOUT, METADATA, Settings
+from mnemongo.settings import DEFAULT_TIMEOUT, METADATA, Settings, check_client
 
 T = TypeVar("T")
 _Collection = Collection[dict[str, Any]]
@@ -61,10 +61,12 @@ class Store:
         timeout: float = DEFAULT_TIMEOUT,
         collections: Mapping[str, str] | None = None,
     ) -> None:
+        check_client(client, MongoClient)
         self._settings = Settings(database, timeout, collections or {})
         self._client = client
         self._owned = False
         self._transactions: bool | None = None
+        self._prepared = False
         self._asking = threading.Lock()
         self._process = ProcessGuard()
         client.append_metadata(METADATA)
@@ -125,10 +127,10 @@ class Store:
                 ``ConfigurationError``.
         """
         self._process.check()
-        tries = Attempts(op.name, self._settings.timeout)
+        tries = Attempts(op, self._settings.timeout)
         while True:
             try:
-                with pymongo.timeout(tries.bound()):
+                with pymongo.timeout(tries.bound(atomic=op.atomic)):
                     return self._attempt(op, tries)
             except (PyMongoError, DuplicateError) as error:
                 self._make_way(tries, error)
@@ -137,6 +139,8 @@ class Store:
 
     def _attempt(self, op: Operation[T], tries: Attempts) -> T:
         transactions = self._in_transactions()
+        if not (op.prepares or self._prepared):
+            self._prepared = self._is_prepared()
         if not (op.atomic and transactions):
             execute = partial(self._execute, tries, op, None)
             return drive.drive(op.plan(), execute)
@@ -180,7 +184,9 @@ class Store:
             return drive.separated(step, united.to_list())
         if tries.separately:
             return [self._send(tries, session, find) for find in step.finds]
-        looked_up = self._database.aggregate(drive.looked_up(step, names), session=session)
+        tries.looks_up()
+        first = self._collections[step.finds[0].collection]
+        looked_up = first.aggregate(drive.looked_up(step, names), session=session)
         return drive.separated(step, drive.flattened(looked_up.to_list()))
 
     def _in_transactions(self) -> bool:
@@ -192,6 +198,21 @@ class Store:
                     warnings.warn(attempts.STANDALONE, stacklevel=4)
                 self._transactions = attempts.has_transactions(hello)
         return self._transactions
+
+    def _is_prepared(self) -> bool:
+        """Whether the index that decides who gets a place is there; asked until it is.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        try:
+            found = self._collections[schema.EVENTS].index_information()
+        except OperationFailure as error:
+            if drive.code_of(error) != drive.NOT_AUTHORIZED:
+                raise
+            return True  # a user who may not list indexes relies on whoever has set up
+        attempts.check_indexes(found, self._settings.database)
+        return True
 
     def _make_way(self, tries: Attempts, error: Exception) -> None:
         """End the transaction that a lost commit may have left open, or those of dead clients."""
@@ -207,9 +228,8 @@ class Store:
             return
 
     def _orphans(self) -> list[Any]:
-        listing = attempts.orphans(self._settings.timeout)
-        found = self._client.admin.aggregate(listing).to_list()
-        return [operation["lsid"] for operation in found]
+        found = self._client.admin.aggregate(attempts.LISTING)
+        return attempts.orphans(found.to_list(), self._settings.timeout)
 
 
 _Method = Callable[[_Collection, Mapping[str, Any], ClientSession | None], Any]

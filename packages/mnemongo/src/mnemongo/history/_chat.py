@@ -28,7 +28,10 @@ class ChatTalk:
 
     def seen(self, revision: int) -> None:
         """Note that the session has come to ``revision``."""
-        self._position = max(self._position or 0, revision)
+        if self._position is None:
+            self._position = revision
+        elif keys.life(self._position) == keys.life(revision):  # else another thread has cleared it
+            self._position = max(self._position, revision)
 
     def check_life(self, lease: Lease) -> Talk[None]:
         """Refuse a session that was deleted or cleared since this handle saw it."""
@@ -45,7 +48,7 @@ class ChatTalk:
 
     def append(self, message: Message, entry_key: str | None) -> Talk[Stored]:
         """Append one message; creates the session unless it was seen before."""
-        entry = message.entry(entry_key or f"message:{keys.new_nonce()}", timestamp=time.time())
+        entry = message.entry(entry_key or keys.new_nonce(), timestamp=time.time())
         after = self._position
         if after is None:
             after = yield from self._opened()

@@ -12,7 +12,7 @@ from mnemongo import keys
 from mnemongo.commands import Operation, Pause
 from mnemongo.documents import Stored
 from mnemongo.drive import pause_seconds
-from mnemongo.errors import MnemongoError, OutcomeUnknownError, UnavailableError
+from mnemongo.errors import LeaseHeldError, MnemongoError, OutcomeUnknownError, UnavailableError
 from mnemongo.history._chat import ChatTalk
 from mnemongo.history._turn import TurnTalk, output, question, reply
 from mnemongo.history._window import Context, Limits, Talk, TokenCounter
@@ -171,12 +171,27 @@ class Turn:
             LeaseHeldError: the session is busy, also after ``wait`` seconds.
             StaleRevisionError, NotFoundError: the session was deleted since the history saw it.
         """
+        try:
+            self._begin()
+        except LeaseHeldError:
+            raise
+        except BaseException as error:  # also an interruption: the lease may have been taken
+            self._abandon(error)
+            raise
+        return self
+
+    def _begin(self) -> None:
         create = not self._chat.is_known
         self._say(self._turn.begin(wait=self._wait, create=create, session_ttl=self._chat.ttl))
         self._say(self._chat.check_life(self._turn.lease))
         self._renewing = threading.Thread(target=self._renew, name="mnemongo-lease", daemon=True)
         self._renewing.start()
-        return self
+
+    def _abandon(self, error: BaseException) -> None:
+        try:
+            self._say(self._turn.abandon())
+        except MnemongoError as failure:
+            error.add_note(f"and the lease could not be given back: {failure}")
 
     def __exit__(
         self,

@@ -15,12 +15,13 @@ from mnemongo import keys
 from mnemongo.commands import Pause
 from mnemongo.documents import Lease, Stored
 from mnemongo.errors import ConfigurationError, LeaseHeldError, MnemongoError
+from mnemongo.history._steps import Steps
 from mnemongo.history._window import Context, Limits, Talk, context
 from mnemongo.keys import SessionKey
 from mnemongo.messages import Message, ToolCall
 from mnemongo.plans import entries, leases
 
-ANSWER = "assistant"
+QUESTION, ANSWER, TOOL = "user", "assistant", "tool"
 
 
 class TurnTalk:
@@ -36,10 +37,13 @@ class TurnTalk:
         self.ttl = ttl
         self.failure: MnemongoError | None = None
         self._owner = owner
+        self._nonce = keys.new_nonce()
+        self._begun = False
         self._lease: Lease | None = None
         self._position: int | None = None
         self._own: list[Stored] = []
         self._known = False
+        self._steps = Steps()
 
     @property
     def lease(self) -> Lease:
@@ -74,8 +78,16 @@ class TurnTalk:
 
     def begin(self, *, wait: float, create: bool, session_ttl: float | None) -> Talk[None]:
         """Take the lease; when it is held, ask again for ``wait`` seconds."""
+        if self._begun:
+            raise ConfigurationError("a turn is used once: call history.turn(...) again")
+        self._begun = True
         taking = leases.acquire(
-            self.key, owner=self._owner, ttl=self.ttl, create=create, session_ttl=session_ttl
+            self.key,
+            owner=self._owner,
+            ttl=self.ttl,
+            create=create,
+            session_ttl=session_ttl,
+            nonce=self._nonce,
         )
         give_up = time.monotonic() + max(0.0, wait)
         for attempt in count(1):
@@ -88,34 +100,50 @@ class TurnTalk:
                 yield Pause(attempt)
         self._position = self.lease.revision
 
+    def abandon(self) -> Talk[None]:
+        """Give back the lease that an interrupted ``begin`` may have got."""
+        self._lease = None
+        _ = yield leases.abandon(self.key, nonce=self._nonce)
+
     def resume(self) -> Talk[bool]:
         """Read what an earlier attempt of this turn stored; returns whether there was anything."""
         self._own = list((yield entries.turn(self.key, self.turn)))
         self._known = True
+        self._steps.found(self._own)
         return bool(self._own)
 
     def user(self, message: Message) -> Talk[Stored]:
         """The question: the turn's first entry."""
-        return (yield from self.append(message, "user"))
+        return (yield from self.append(message, QUESTION))
 
     def assistant(self, message: Message) -> Talk[Stored]:
         """The answer, or (with tool calls) a step towards it, named by its first call."""
-        step = (self._named(message.calls[0].id),) if message.calls else ()
-        return (yield from self.append(message, ANSWER, *step))
+        if not message.calls:
+            return (yield from self.append(message, ANSWER))
+        yield from self._learn()
+        return (yield from self.append(message, ANSWER, self._steps.step(message, self._draft(message))))
 
     def tool(self, message: Message) -> Talk[Stored]:
         """What a tool returned, named by the call it answers."""
-        return (yield from self.append(message, "tool", self._named(message.call_id)))
+        yield from self._learn()
+        return (yield from self.append(message, TOOL, self._steps.result(message, self._draft(message))))
 
-    def _named(self, call_id: str | None) -> str:
-        """The call's id; where the model gave none, the step's number in the turn."""
-        return call_id or f"#{len(self._own)}"
+    def _draft(self, message: Message) -> str:
+        """The digest the message will have."""
+        return message.entry("draft", timestamp=0.0).digest
+
+    def _learn(self) -> Talk[None]:
+        """Know what is stored, before anything but the question is written."""
+        if not self._known:
+            _ = yield from self.resume()
 
     def append(self, message: Message, *names: str) -> Talk[Stored]:
         """Write one message under the key ``<turn>:<names>``."""
         lease = self.lease
         if self.failure is not None:
             raise self.failure
+        if names != (QUESTION,):
+            yield from self._learn()
         entry = message.entry(
             keys.turn_key(self.turn, *names),
             timestamp=time.time(),
@@ -125,8 +153,8 @@ class TurnTalk:
         stored: Stored = yield entries.append(
             self.key, entry, after=self._position, lease=lease, settle=False
         )
-        if stored.replayed and not self._known:
-            _ = yield from self.resume()
+        if stored.replayed:
+            yield from self._learn()
         self._note(stored)
         return stored
 
@@ -138,6 +166,7 @@ class TurnTalk:
 
     def context(self, limits: Limits, *, repair: bool) -> Talk[Context]:
         """The whole turns before this one within the limits, then this turn: equal on a retry."""
+        yield from self._learn()
         first = self._own[0].revision if self._own else None
         return (yield from context(self.key, limits, before=first, own=self._own, repair=repair))
 

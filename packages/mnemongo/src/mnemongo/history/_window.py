@@ -13,7 +13,7 @@ from mnemongo.commands import Operation, Pause
 from mnemongo.documents import Stored
 from mnemongo.errors import DocumentError
 from mnemongo.keys import SessionKey
-from mnemongo.messages import Message
+from mnemongo.messages import Message, ToolCall
 from mnemongo.plans import entries
 from mnemongo.plans.arguments import check_count
 from mnemongo.plans.reading import Window
@@ -196,24 +196,22 @@ def paired(messages: Sequence[Message], *, truncated: bool, repair: bool) -> Con
     """Find the tool calls without an answer; with ``repair``, answer them in what is read."""
     shown: list[Message] = []
     unanswered: list[str] = []
-    for place, message in enumerate(messages):
+    for message, missing in zip(messages, _missing(messages), strict=True):
         shown.append(message)
-        answers = _answers_after(messages, place) if message.calls else set[str]()
-        for call in message.calls:
-            if call.id in answers:
-                continue
-            if repair:
-                shown.append(Message.tool(call.id, UNANSWERED, name=call.name or None))
-            else:
-                unanswered.append(call.id)
+        if repair:
+            shown += [Message.tool(call.id, UNANSWERED, name=call.name or None) for call in missing]
+        else:
+            unanswered += [call.id for call in missing]
     return Context(tuple(shown), truncated, tuple(unanswered))
 
 
-def _answers_after(messages: Sequence[Message], place: int) -> set[str]:
-    """The calls answered before the next user's message: ids may repeat in later turns."""
+def _missing(messages: Sequence[Message]) -> Sequence[Sequence[ToolCall]]:
+    """For each message its calls that nothing answers before the next question: ids may repeat later."""
     answered: set[str] = set()
-    for message in messages[place + 1 :]:
+    found: list[Sequence[ToolCall]] = []
+    for message in reversed(messages):
         if message.role == "user":
-            break
+            answered = set()
+        found.append([call for call in message.calls if call.id not in answered])
         answered.update(message.answers)
-    return answered
+    return found[::-1]

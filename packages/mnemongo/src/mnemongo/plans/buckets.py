@@ -7,6 +7,7 @@ transaction that condition is what loses no key; inside one the server's conflic
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,15 +74,17 @@ def encoded(state: Mapping[str, Any]) -> str:
     """A state as JSON text.
 
     Raises:
-        DocumentError: for a value that JSON cannot hold, naming its key.
+        DocumentError: for a value that JSON cannot hold as it is, naming the path to it.
         DocumentTooLargeError: over 15 MiB.
     """
-    try:
-        text = json.dumps(state)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DocumentError(
-            f"the state {_first_unstorable(state)} is not JSON: convert it before storing it"
-        ) from error
+    if not isinstance(state, Mapping):
+        raise DocumentError(f"a state must be a mapping, not {type(state).__name__}")
+    _check_json(dict(state), "state", _DEPTH)
+    return _dumped(state)
+
+
+def _dumped(state: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(state))
     if len(text) > STATE_BYTES:
         raise DocumentTooLargeError(
             f"the state would have {len(text)} bytes, at most {STATE_BYTES} are stored",
@@ -91,18 +94,27 @@ def encoded(state: Mapping[str, Any]) -> str:
     return text
 
 
-def _first_unstorable(state: Mapping[str, Any]) -> str:
-    for name, value in state.items():
-        try:
-            _ = json.dumps({name: value})
-        except (TypeError, ValueError, RecursionError):
-            return f"key {name!r} ({type(value).__name__})"
-    return "as a whole"
+_DEPTH = 200
+_PLAIN = (str, bool, int, type(None))
+
+
+def _check_json(value: object, path: str, depth: int) -> None:
+    """Refuse what JSON would change in silence: NaN, tuples, keys that are no text, other types."""
+    if type(value) in _PLAIN or (type(value) is float and math.isfinite(value)):
+        return
+    if depth and isinstance(value, list):
+        for number, item in enumerate(value):
+            _check_json(item, f"{path}[{number}]", depth - 1)
+    elif depth and isinstance(value, dict) and all(type(name) is str for name in value):
+        for name, item in value.items():
+            _check_json(item, f"{path}[{name!r}]", depth - 1)
+    else:
+        raise DocumentError(f"{path} is not JSON ({type(value).__name__}): convert it before storing it")
 
 
 def merged(state: Mapping[str, Any], delta: Mapping[str, Any]) -> str:
-    """The JSON text of ``state`` with the keys of ``delta`` over it."""
-    return encoded({**state, **delta})
+    """The JSON text of ``state``, as others may have stored it, with the keys of ``delta`` over it."""
+    return _dumped({**state, **delta})
 
 
 def merge_shared(key: SessionKey, parts: Mapping[str, dict[str, Any]]) -> Plan[None]:

@@ -166,7 +166,7 @@ def _settle_slowly(key: SessionKey, entry: Entry, revision: int) -> Plan[None]:
     )
     head = documents.head(found[0]) if found else None
     if head is None or keys.life(head.revision) != keys.life(revision):
-        _ = yield from removal.remove_life(key, revision)  # it is over: nothing of it comes back
+        yield from removal.remove_left(key, revision)
         raise heads.stale(key, revision - 1, head.revision) if head else heads.missing(key)
     if placed and head.revision < revision:
         head = yield from heads.rolled_forward(key, head)

@@ -28,7 +28,14 @@ NEW_LIFE = {
 """The first revision of a new life, drawn by the server each time: no life is ever given twice."""
 NOW_SECONDS = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
 ALIVE: Mapping[str, Any] = {"$or": [{"expires_at": None}, {"$expr": {"$gt": ["$expires_at", "$$NOW"]}}]}
-RENEWED_EXPIRY = {"$cond": [{"$gt": ["$ttl_ms", 0]}, {"$add": ["$$NOW", "$ttl_ms"]}, "$$REMOVE"]}
+RENEWED_EXPIRY = {
+    "$cond": [
+        {"$gt": ["$ttl_ms", 0]},
+        {"$max": [{"$add": ["$$NOW", "$ttl_ms"]}, "$lease.until"]},
+        "$$REMOVE",
+    ]
+}
+"""The time to live from now, and never before the lease runs out: a turn does not lose its session."""
 _ROLL_FORWARD_PAGE = 1000
 
 
@@ -159,6 +166,8 @@ def caught_up(key: SessionKey, head: Head) -> Plan[Head]:
         if any(document.get("has_delta") for document in run):
             return (yield from rolled_forward(key, head))
         head = replace(head, revision=documents.revision(run[-1]))
+        if len(run) < _ROLL_FORWARD_PAGE:
+            break
     return head
 
 

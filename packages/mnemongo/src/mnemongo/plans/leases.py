@@ -43,6 +43,7 @@ def acquire(
     ttl: float,
     create: bool = False,
     session_ttl: float | None = None,
+    nonce: str | None = None,
 ) -> Operation[Lease]:
     """Take the lease of a session. One round trip; one more when it is taken over from a lost holder.
 
@@ -52,6 +53,7 @@ def acquire(
         ttl: seconds until it runs out unless renewed, by the server's clock.
         create: create the session when it is not there.
         session_ttl: the ``ttl`` of a session that is created.
+        nonce: names this attempt, for ``abandon``; default: drawn.
 
     Returns:
         The lease. Repeating the same operation value while it holds returns the same lease.
@@ -61,7 +63,7 @@ def acquire(
         NotFoundError: no such session, and ``create`` is false.
     """
     _ = check_identifier(owner, "owner")
-    nonce = keys.new_nonce()
+    nonce = check_identifier(nonce or keys.new_nonce(), "nonce")
     until = {"$add": ["$$NOW", milliseconds(ttl)]}
     pipeline = list(_taken(owner, nonce, until))
     if create:
@@ -87,8 +89,8 @@ def _acquire(
         if stored.get("nonce") == nonce:
             lease = _lease(key, found)
             return (yield from _fenced(lease)) if stored["takeover"] else lease
-        expired = found.get("expires_at") and (yield from removal.remove_expired(key)) is not None
-        if not expired and stored.get("owner") is not None:
+        over = found.get("expires_at") is not None and (yield from removal.was_over(key))
+        if not over and stored.get("owner") is not None:
             raise _held(key, found)
         yield from pause(attempt)
     raise AssertionError("unreachable")
@@ -106,12 +108,12 @@ def _taken(owner: str, nonce: str, until: Document) -> Sequence[Document]:
     In an expired session it is cleared instead: nobody may hold, or hold again, what is over.
     """
     open_ = {"$gt": ["$lease.until", None]}
-    mine = {"$eq": ["$lease.nonce", nonce]}
+    mine = {"$eq": ["$lease.nonce", {"$literal": nonce}]}
     free = {"$or": [{"$not": [open_]}, {"$lte": ["$lease.until", "$$NOW"]}]}
     token = {"$ifNull": ["$lease.token", 0]}
     taken = {
         "owner": {"$literal": owner},
-        "nonce": nonce,
+        "nonce": {"$literal": nonce},
         "until": until,
         "token": {"$add": [token, 1]},
         "takeover": open_,
@@ -171,7 +173,7 @@ def _fenced(lease: Lease) -> Plan[Lease]:
 
 def _fence(fence_key: str, timestamp: float) -> Entry:
     event = json.dumps({"id": fence_key, "author": "mnemongo", "timestamp": timestamp})
-    return Entry(fence_key, event, timestamp, kind=FENCE, pinned=True)  # pinned: windows must count it
+    return Entry(fence_key, event, timestamp, kind=FENCE)
 
 
 def gap_fence(key: SessionKey, revision: int) -> Document:
@@ -235,6 +237,18 @@ def by_token(lease: Lease) -> Document:
     }
 
 
+@operation()
+def abandon(key: SessionKey, *, nonce: str) -> Plan[bool]:
+    """Give back the lease that an attempt may have got without learning of it; whether it had.
+
+    For a caller that was interrupted while it acquired. One round trip.
+    """
+    mine = {"_id": key.document_id, "lease.nonce": nonce}
+    free = {"lease.owner": None, "lease.nonce": None, "lease.until": None}
+    reply = yield from update_one(SESSIONS, mine, {"$set": free})
+    return reply.matched == 1
+
+
 def renew(lease: Lease, *, ttl: float) -> Operation[Lease]:
     """Move the lease's expiry to ``ttl`` seconds from now. One round trip.
 
@@ -247,11 +261,9 @@ def renew(lease: Lease, *, ttl: float) -> Operation[Lease]:
 @operation()
 def _renew(lease: Lease, ttl_ms: int) -> Plan[Lease]:
     holds = {**by_token(lease), **IN_TIME}
-    changes = {
-        "lease.until": {"$add": ["$$NOW", ttl_ms]},
-        "expires_at": heads.RENEWED_EXPIRY,
-    }
-    found = yield from find_one_and_update(SESSIONS, holds, [{"$set": changes}])
+    until = {"$set": {"lease.until": {"$add": ["$$NOW", ttl_ms]}}}
+    kept_alive = {"$set": {"expires_at": heads.RENEWED_EXPIRY}}
+    found = yield from find_one_and_update(SESSIONS, holds, [until, kept_alive])
     if found is None:
         raise lost(lease)
     return documents.moved(lease, until=found["lease"]["until"])
@@ -270,8 +282,7 @@ def release(lease: Lease, *, revision: int | None = None) -> Plan[bool]:
     """
     to = lease.revision if revision is None else revision
     free = {"token": lease.token, "owner": None, "nonce": None, "until": None}
-    pipeline = heads.moved_to(to)
-    pipeline[0]["$set"] |= {"revision": {"$max": ["$revision", to]}, "lease": free}
+    pipeline = [{"$set": {"lease": free}}, *heads.moved_to({"$max": ["$revision", to]})]
     for held in (True, False):
         selection = by_token(lease) | (IN_TIME if held else {})
         reply = yield from update_one(SESSIONS, selection, pipeline)
@@ -291,5 +302,5 @@ def _given_back(lease: Lease, to: int, free: Document) -> Plan[bool]:
     head = yield from heads.read(lease.key)
     if head is not None and keys.life(head.revision) == keys.life(to):
         return False
-    _ = yield from removal.remove_life(lease.key, to)  # it is over: nothing of it comes back
+    yield from removal.remove_left(lease.key, to)
     raise heads.stale(lease.key, to, head.revision) if head else heads.missing(lease.key)

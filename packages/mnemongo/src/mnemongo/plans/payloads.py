@@ -15,7 +15,7 @@ from typing import Any
 from mnemongo import documents, keys
 from mnemongo.commands import Document, DuplicateError, Plan, find, finding, insert_one
 from mnemongo.documents import Entry, Stored
-from mnemongo.errors import DocumentError, DocumentTooLargeError, UndecodableDocumentError
+from mnemongo.errors import DocumentError, DocumentTooLargeError, InvalidKeyError, UndecodableDocumentError
 from mnemongo.keys import SessionKey
 from mnemongo.schema import ENTRY_BYTES, INLINE_BYTES, PART_BYTES, PAYLOADS
 
@@ -24,8 +24,8 @@ _LONG_TEXT = 1000
 
 def check_entry(entry: Entry) -> None:
     """Refuse what no append can store, before any I/O."""
-    if not entry.event_data.startswith("{"):
-        raise DocumentError(f"the event_data of {entry.key!r} is not the JSON of an event", key=entry.key)
+    if entry.key.startswith(keys.RESERVED):
+        raise InvalidKeyError(f"an entry key must not begin with {keys.RESERVED!r}", key=entry.key)
     if entry.size > ENTRY_BYTES:
         raise DocumentTooLargeError(
             f"the entry {entry.key!r} has {entry.size} bytes, at most {ENTRY_BYTES} are stored",
@@ -33,17 +33,38 @@ def check_entry(entry: Entry) -> None:
             expected=ENTRY_BYTES,
             found=entry.size,
         )
+    _ = _event(entry)
+
+
+def _event(entry: Entry) -> dict[str, Any]:
+    try:
+        event = json.loads(entry.event_data)
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"the event_data of {entry.key!r} is not JSON", key=entry.key) from error
+    if not isinstance(event, dict):
+        raise DocumentError(f"the event_data of {entry.key!r} is not an object", key=entry.key)
+    return event
 
 
 def written(key: SessionKey, entry: Entry, revision: int) -> Plan[Document]:
     """Store the parts of ``entry`` when it has any; returns the document that refers to them."""
     document, parts = split(key, entry, revision)
-    for part in parts:
+    for part in (yield from _not_stored(key, parts)):
         try:
             yield from insert_one(PAYLOADS, part)
         except DuplicateError:  # named by content: an earlier attempt has written it
             continue
     return document
+
+
+def _not_stored(key: SessionKey, parts: Sequence[Document]) -> Plan[Sequence[Document]]:
+    """The parts that an earlier attempt has not written: a large payload goes on where it stopped."""
+    if not parts:
+        return parts
+    ids = [part["_id"] for part in parts]
+    found = yield from find(finding(PAYLOADS, {**key.fields, "_id": {"$in": ids}}, projection={"_id": 1}))
+    stored = {document["_id"]["part"] for document in found}
+    return [part for part in parts if part["_id"]["part"] not in stored]
 
 
 def split(key: SessionKey, entry: Entry, revision: int) -> tuple[Document, list[Document]]:
@@ -86,10 +107,7 @@ def _parts(key: SessionKey, life: int, digest: str, body: bytes) -> Iterable[Doc
 
 def _shortened(entry: Entry) -> str:
     """The event with its long texts replaced, for readers that know nothing of parts."""
-    try:
-        event = _short(json.loads(entry.event_data))
-    except (ValueError, RecursionError) as error:
-        raise DocumentError(f"the event_data of {entry.key!r} is not JSON", key=entry.key) from error
+    event = _short(_event(entry))
     text = json.dumps(event)
     if len(text) > INLINE_BYTES:
         text = json.dumps({**event, "content": None})

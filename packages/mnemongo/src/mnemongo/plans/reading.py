@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from mnemongo import documents, keys
@@ -32,7 +32,7 @@ class Window:
 
     Attributes:
         entries: oldest first.
-        pinned: pinned entries from before them (at most 100), oldest first.
+        pinned: pinned entries from before them (the last 100), oldest first.
         truncated: whether there are unpinned entries before them.
     """
 
@@ -124,27 +124,35 @@ class _Seen:
     head: Head
     found: Sequence[Document]
     pinned: Sequence[Document]
+    fences: Sequence[Document]
 
 
-def _look(key: SessionKey, command: Command) -> Plan[_Seen]:
+def _look(key: SessionKey, command: Command, before: int | None = None) -> Plan[_Seen]:
     """One round trip: the head, a find of entries, the pinned ones; all of the present life.
 
     Entries of an earlier life (what a crashed delete left) are rare, so the find does not name the life,
     which would cost a round trip to learn; when some are among the found, it is asked again.
     """
     selection: Document = command.arguments["filter"]
-    pinned = {**key.fields, "pinned": True}
+    earlier = _before(key, before)
     while True:
-        head, (found, pins) = yield from heads.read_with(
+        head, (found, *marked) = yield from heads.read_with(
             key,
             Command(EVENTS, "find", {**command.arguments, "filter": selection}),
-            finding(EVENTS, pinned, sort=_UP, limit=_PINNED),
+            _marked({**earlier, "pinned": True}),
+            _marked({**earlier, "pinned": False}),
         )
         living = heads.of_life(key, head.revision)
-        if all(keys.life(d["revision"]) == keys.life(head.revision) for d in (*found, *pins)):
-            return _Seen(head, found, pins)
+        if all(
+            keys.life(d["revision"]) == keys.life(head.revision) for d in (*found, *marked[0], *marked[1])
+        ):
+            return _Seen(head, found, marked[0][::-1], marked[1])
         selection = {"$and": [command.arguments["filter"], living]}
-        pinned = {**living, "pinned": True}
+        earlier = {"$and": [_before(key, before), living]}
+
+
+def _marked(selection: Document) -> Command:
+    return finding(EVENTS, selection, sort=_DOWN, limit=_PINNED)
 
 
 def last(key: SessionKey, limit: int, *, before: int | None = None) -> Operation[Window]:
@@ -170,22 +178,25 @@ def _last(key: SessionKey, limit: int, before: int | None) -> Plan[Window]:
         newest += more.found
         if not more.found:
             break
-    return (yield from _window(key, newest, seen.pinned))
+    return (yield from _window(key, newest, seen))
 
 
 def _newest(key: SessionKey, limit: int, before: int | None) -> Plan[_Seen]:
     """The last places without a gap, newest first."""
-    selection = key.fields if before is None else heads.preceding(key, before)
-    command = finding(EVENTS, selection, sort=_DOWN, limit=limit)
+    command = finding(EVENTS, _before(key, before), sort=_DOWN, limit=limit)
     for attempt in count(1):
-        seen = yield from _look(key, command)
+        seen = yield from _look(key, command, before)
         run = yield from _connected(key, seen)
         full = len(seen.found) == limit
         top = seen.head.revision if before is None else min(seen.head.revision, before - 1)
         if attempt == _LOOKS or _is_whole(run, top, full=full):
-            return _Seen(seen.head, run, seen.pinned)
+            return replace(seen, found=run)
         yield from pause(attempt)
     raise AssertionError("unreachable")
+
+
+def _before(key: SessionKey, before: int | None) -> Document:
+    return key.fields if before is None else heads.preceding(key, before)
 
 
 def _connected(key: SessionKey, seen: _Seen) -> Plan[Sequence[Document]]:
@@ -240,7 +251,7 @@ def _turns(key: SessionKey, limit: int, before: int | None) -> Plan[Window]:
         run = run[: starts[limit - 1] + 1]
     elif run and keys.place(run[-1]["revision"]) > 1:
         run = yield from _longer(key, run, limit - len(starts))
-    return (yield from _window(key, run, seen.pinned))
+    return (yield from _window(key, run, seen))
 
 
 def _longer(key: SessionKey, run: Sequence[Document], turns: int) -> Plan[Sequence[Document]]:
@@ -259,12 +270,12 @@ def _revision(value: int | None, name: str) -> int | None:
     return None if value is None else keys.check_revision(value, name)
 
 
-def _window(key: SessionKey, run: Sequence[Document], pinned: Sequence[Document]) -> Plan[Window]:
-    oldest_first = run[::-1]
-    before = [d for d in pinned if not run or d["revision"] < run[-1]["revision"]]
-    shown = yield from payloads.joined(key, _shown(oldest_first))
-    pins = yield from payloads.joined(key, _shown(before))
-    hidden = keys.place(run[-1]["revision"]) - 1 - len(before) if run else 0
+def _window(key: SessionKey, run: Sequence[Document], seen: _Seen) -> Plan[Window]:
+    pinned = [d for d in seen.pinned if not run or d["revision"] < run[-1]["revision"]]
+    fences = [d for d in seen.fences if run and d["revision"] < run[-1]["revision"]]
+    shown = yield from payloads.joined(key, _shown(run[::-1]))
+    pins = yield from payloads.joined(key, pinned)
+    hidden = keys.place(run[-1]["revision"]) - 1 - len(pinned) - len(fences) if run else 0
     return Window(tuple(shown), tuple(pins), truncated=hidden > 0)
 
 

@@ -6,34 +6,67 @@ back: removing it, in bounded batches, can race with anything.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from mnemongo import documents, keys
-from mnemongo.commands import Command, Document, Plan, delete_many, delete_one, find, finding, update_one
+from mnemongo.commands import (
+    Command,
+    Document,
+    Plan,
+    delete_many,
+    delete_one,
+    find,
+    find_one,
+    find_one_and_update,
+    finding,
+    update_one,
+)
 from mnemongo.keys import SessionKey
 from mnemongo.plans import heads
 from mnemongo.schema import EVENTS, PAYLOADS, SESSIONS
 
 EXPIRED: Document = {"$and": [{"$gt": ["$expires_at", None]}, {"$lte": ["$expires_at", "$$NOW"]}]}
 """Whether a head's session is over, by the server's clock."""
+LONG_AGO = datetime(1970, 1, 2, tzinfo=UTC)
 _DELETE_PAGE = 1000
 
 
 def remove_expired(key: SessionKey) -> Plan[int | None]:
     """Remove what an expired session left behind, the head last.
 
+    First its expiry is moved to long ago, which commits its end: a write that began before the expiry and
+    waited since has an old ``$$NOW``, and could otherwise still find it alive and renew it.
+
     Returns the number of entries removed, or ``None`` when the session is not an expired one.
     """
-    found = yield from find(finding(SESSIONS, {"_id": key.document_id, "$expr": EXPIRED}, limit=1))
-    if not found:
+    expired = {"_id": key.document_id, "$expr": EXPIRED}
+    found = yield from find_one_and_update(SESSIONS, expired, {"$set": {"expires_at": LONG_AGO}})
+    if found is None:
         return None
-    revision = documents.revision(found[0])
+    revision = documents.revision(found)
     removed = yield from remove_life(key, revision)
-    if "clearing" in found[0]:
-        removed += yield from finish_clearing(key, found[0])
+    if "clearing" in found:
+        removed += yield from finish_clearing(key, found)
     _ = yield from delete_one(
         SESSIONS,
         {"_id": key.document_id, **heads.in_life(revision), "$expr": EXPIRED},
     )
     return removed
+
+
+def was_over(key: SessionKey) -> Plan[bool]:
+    """Whether an expired session is, or by now was, in the way; it is not any more."""
+    if (yield from remove_expired(key)) is not None:
+        return True
+    return (yield from heads.read(key)) is None
+
+
+def remove_left(key: SessionKey, revision: int) -> Plan[None]:
+    """Remove the life of ``revision``, after its session was not found alive, if it is over indeed."""
+    _ = yield from remove_expired(key)
+    head = yield from find_one(SESSIONS, {"_id": key.document_id})
+    if head is None or keys.life(documents.revision(head)) != keys.life(revision):
+        _ = yield from remove_life(key, revision)
 
 
 def finish_clearing(key: SessionKey, found: Document) -> Plan[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from mnemongo import keys
-from mnemongo.commands import Plan, delete_one
+from mnemongo.commands import DuplicateError, Plan, delete_one, insert_one
 from mnemongo.documents import Entry, Head, Stored
 from mnemongo.errors import KeyConflictError
 from mnemongo.keys import SessionKey
+from mnemongo.plans import heads, leases
 from mnemongo.schema import EVENTS
 
 
@@ -28,5 +29,18 @@ def check_same(key: SessionKey, entry: Entry, stored: Stored) -> None:
 
 
 def withdraw(key: SessionKey, entry_key: str, revision: int) -> Plan[None]:
-    """Remove an entry that does not count, if it still stands where it was seen."""
-    _ = yield from delete_one(EVENTS, {**key.fields, "_id": key.entry_id(entry_key), "revision": revision})
+    """Remove an entry that does not count, if it still stands where it was seen.
+
+    Should others have closed the gap below it meanwhile, its place is filled: a hole below the head would
+    hide what follows.
+    """
+    mine = {**key.fields, "_id": key.entry_id(entry_key), "revision": revision}
+    if not (yield from delete_one(EVENTS, mine)):
+        return
+    head = yield from heads.read(key)
+    if head is None or keys.life(head.revision) != keys.life(revision) or head.revision < revision:
+        return
+    try:
+        yield from insert_one(EVENTS, leases.gap_fence(key, revision))
+    except DuplicateError:  # another has filled it
+        return

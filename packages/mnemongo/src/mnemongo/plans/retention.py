@@ -49,11 +49,16 @@ def _sweep(limit: int) -> Plan[Swept]:
     )
     clearing = yield from find(finding(SESSIONS, {"clearing": {"$exists": True}}, limit=limit))
     removed = 0
-    for document in expired:
+    for document in filter(_is_ours, expired):
         removed += (yield from removal.remove_expired(SessionKey.of(document["_id"]))) or 0
-    for document in clearing:
+    for document in filter(_is_ours, clearing):
         removed += yield from removal.finish_clearing(SessionKey.of(document["_id"]), document)
     return Swept(len(expired), removed, finished=max(len(expired), len(clearing)) < limit)
+
+
+def _is_ours(document: Document) -> bool:
+    """Whether it is a session's: a foreign document in the collection is left alone."""
+    return isinstance(document["_id"], dict) and "session_id" in document["_id"]
 
 
 @dataclass(frozen=True, slots=True)

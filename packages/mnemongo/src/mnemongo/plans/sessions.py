@@ -9,7 +9,6 @@ interrupted is finished by ``retention.sweep``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from mnemongo import documents, keys
@@ -24,13 +23,11 @@ from mnemongo.commands import (
     update_one,
 )
 from mnemongo.documents import Head, Page
-from mnemongo.errors import AlreadyExistsError
+from mnemongo.errors import AlreadyExistsError, DocumentError, InvalidKeyError
 from mnemongo.keys import SessionKey, check_identifier
 from mnemongo.plans import buckets, heads, removal
 from mnemongo.plans.arguments import check_count, optional_milliseconds
 from mnemongo.schema import SESSIONS
-
-LONG_AGO = datetime(1970, 1, 2, tzinfo=UTC)
 
 
 def create(
@@ -54,8 +51,12 @@ def create(
     >>> ModelStore().run(create(SessionKey("shop", "ann", "s1"), state={"cart": 2})).state
     {'cart': 2}
     """
+    text = buckets.encoded({} if state is None else state)
     ttl_ms = optional_milliseconds(ttl)
-    return _create(key, buckets.encoded(state or {}), ttl_ms, keys.new_nonce())
+    if shared := buckets.shared(state or {}):
+        prefix = next(iter(shared))
+        raise DocumentError(f"a session's own state has no {prefix!r} keys: use state.merge", key=key)
+    return _create(key, text, ttl_ms, keys.new_nonce())
 
 
 @operation()
@@ -64,8 +65,7 @@ def _create(key: SessionKey, state: str, ttl_ms: int | None, nonce: str) -> Plan
     while True:
         found = yield from find_one_and_update(SESSIONS, {"_id": key.document_id}, pipeline, upsert=True)
         head = documents.head(found or {})
-        expires = head.expires_at is not None
-        if expires and (yield from removal.remove_expired(key)) is not None:
+        if head.expires_at is not None and (yield from removal.was_over(key)):
             continue
         if found and found.get("created_by") == nonce:
             return head
@@ -125,6 +125,8 @@ def list(  # noqa: A001 - the name a user looks for: sessions.list
     if user_id is not None:
         _ = check_identifier(user_id, "user_id")
     _ = check_count(limit)
+    if after is not None:
+        _check_resume_key(after)
     return _list(app_name, user_id, limit, after)
 
 
@@ -148,6 +150,13 @@ def _list(app_name: str, user_id: str | None, limit: int, after: Any) -> Plan[Pa
     return Page(items, _resume_key(items[-1]) if len(items) == limit else None)
 
 
+def _check_resume_key(after: object) -> None:
+    parts = after if isinstance(after, Sequence) else ()  # a list, when it has been through JSON
+    kinds = tuple(type(part) for part in parts)
+    if kinds not in {(float, str, str), (int, str, str)}:
+        raise InvalidKeyError("after must be the next of a page before", key="after")
+
+
 def _resume_key(head: Head) -> tuple[float, str, str]:
     return head.update_time, head.key.user_id, head.key.session_id
 
@@ -162,7 +171,7 @@ def _beyond(update_time: float, user_id: str, session_id: str) -> Document:
     }
 
 
-@operation()
+@operation(repeats=False)
 def clear(key: SessionKey) -> Plan[Head]:
     """Remove all entries of a session; its state and lease stay.
 
@@ -186,7 +195,7 @@ def clear(key: SessionKey) -> Plan[Head]:
         cleared = reply.matched == 1
 
 
-@operation()
+@operation(repeats=False)
 def delete(key: SessionKey) -> Plan[bool]:
     """Delete a session with its entries and payloads; returns whether there was one.
 
@@ -198,6 +207,8 @@ def delete(key: SessionKey) -> Plan[bool]:
     >>> store.run(delete(key)), store.run(delete(key))
     (True, False)
     """
-    found = yield from find_one_and_update(SESSIONS, heads.alive(key), {"$set": {"expires_at": LONG_AGO}})
+    found = yield from find_one_and_update(
+        SESSIONS, heads.alive(key), {"$set": {"expires_at": removal.LONG_AGO}}
+    )
     removed = yield from removal.remove_expired(key)
     return found is not None or removed is not None

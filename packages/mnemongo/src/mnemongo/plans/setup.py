@@ -6,7 +6,7 @@ from mnemongo import schema
 from mnemongo.commands import Plan, create_index, operation
 
 
-@operation()
+@operation(prepares=True)
 def indexes() -> Plan[None]:
     """Create every index of the schema.
 
