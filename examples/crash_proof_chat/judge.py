@@ -26,10 +26,11 @@ class Row:
     """One question in the end."""
 
     job: Job
+    times: int  # that it is stored
     answers: tuple[str, ...]
     lost: tuple[str, ...]
     attempts: int
-    killed: int
+    again: int  # attempts that were killed or given back
     faults: tuple[str, ...]
 
 
@@ -52,6 +53,11 @@ class Figures:
     calls_begun: int
     calls_ended: int
     saved: int
+
+    @property
+    def killed_while_answering(self) -> int:
+        """The kills that were asked for: the model had been called, and the job was not acknowledged."""
+        return self.killed_in_call + self.killed_after_call
 
     @property
     def kept(self) -> bool:
@@ -125,10 +131,11 @@ def _row(job: Job, found: Sequence[Messages], deliveries: Sequence[Delivery], *,
     faults = {"lost": bool(lost), "doubled": len(found) > 1, "torn": is_torn}
     return Row(
         job=job,
+        times=len(found),
         answers=tuple(answers),
         lost=lost,
         attempts=len(mine),
-        killed=sum(delivery.outcome == "killed" for delivery in mine),
+        again=sum(delivery.outcome != "acknowledged" for delivery in mine),
         faults=tuple(name for name, there in faults.items() if there),
     )
 

@@ -1,6 +1,9 @@
 """The design to compare with: one document per session, with the conversation in an array.
 
-Read the history, call the model, write the history back. Most agents begin like this.
+Read the history, call the model, write the history back. Most agents begin like this; it is the first design
+of the article this project began with ("Agent memory in MongoDB: why the one-document session breaks"), left
+as it is there: a question that comes again is a new one to it. ``$push`` in place of ``$set`` would lose no
+turn in a race, but still answer a job twice that is delivered again, and grow until the limit of 16 MB.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def reply(messages: Messages, call: str) -> str:
     """What the model says to these messages, in the call of this name."""
     turns = sum(role == "user" for role, _ in messages[:-1])
     digest = hashlib.sha256(json.dumps([list(message) for message in messages]).encode()).hexdigest()[:6]
-    return f"{turns} turns read ({digest}), call {call}"
+    return f"{turns} {'turn' if turns == 1 else 'turns'} read, digest {digest}, call {call}"
 
 
 def call_of(answer: str) -> str:

@@ -10,48 +10,60 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import demo  # noqa: E402 - found beside this file
 from durable import DurableChat  # noqa: E402
-from judge import Figures, judge  # noqa: E402
-from service import Delivery  # noqa: E402
+from judge import Verdict, judge  # noqa: E402
+from naive import OneDocumentChat  # noqa: E402
+from report import Screen, follow, progress_bar  # noqa: E402
+from service import Delivery, Service  # noqa: E402
 from stand_in import Messages, reply  # noqa: E402
-from workload import Load  # noqa: E402
+from workload import KillSchedule, Load  # noqa: E402
 
 DEMO = [sys.executable, str(HERE / "demo.py")]
 KILLS = 6
-PROMISES = re.compile(r"^(.+): lost (\d+).*, doubled (\d+), torn (\d+); .*: (\d+)$", re.MULTILINE)
-KILLED = re.compile(r"killed in a model call (\d+), after it (\d+),")
+WIDTH = 80
+TURN = re.compile(
+    r"^ *\d+  Where is parcel (\d{4})\?  \d+ turns? read, digest \w{6}, call \w{8} +(\d+)(?: \+ (\d+))? *$",
+    re.MULTILINE,
+)
+WRONG = re.compile(r"^(\w+ \d+) +Where is parcel \d{4}\?  (?:lost|doubled|torn): ", re.MULTILINE)
+MORE = re.compile(r"^(\d+) of \d+ turns went wrong:$(?:.*^and (\d+) more)?", re.MULTILINE | re.DOTALL)
+SUMMARY = re.compile(r"^(\w[\w ]*?) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) \+ (\d+) *$", re.MULTILINE)
 
 Pairs = list[tuple[str, str]]
 
 
 def test_a_short_run_keeps_its_promises_and_the_comparison_does_not() -> None:
-    command = [
-        sys.executable,
-        str(HERE / "demo.py"),
-        "--seed",
-        "7",
-        "--questions",
-        "3",
-        "--kills",
-        str(KILLS),
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    command = [*DEMO, "--seed", "7", "--questions", "3", "--kills", str(KILLS)]
+    environment = {**os.environ, "COLUMNS": "200"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (durable, *figures, saved), (naive, lost, doubled, _, _) = PROMISES.findall(ended.stdout)
-    assert (durable, figures) == ("mnemongo", ["0", "0", "0"])
-    assert int(saved) >= 12, "the second copies of 12 questions need no model"
-    assert naive == "one document per session"
-    assert int(lost) + int(doubled) > 0
-    for in_call, after_call in KILLED.findall(ended.stdout):
-        assert int(in_call) + int(after_call) >= KILLS
+    kept, compared = summary_of(ended.stdout)
+    assert (kept.title, kept.lost, kept.doubled, kept.torn) == ("mnemongo", 0, 0, 0)
+    assert kept.saved >= 12, "the second copies of 12 questions need no model"
+    assert compared.title == "one document per session"
+    assert compared.lost + compared.doubled > 0
+    assert min(kept.answering, compared.answering) >= KILLS
+    turns = TURN.findall(ended.stdout)
+    assert len({parcel for parcel, _, _ in turns}) == len(turns) >= 12, "mnemongo's turns, and only those"
+    assert {first for _, first, _ in turns} == {"2"}, "each question is submitted twice"
+    assert sum(int(again or 0) for _, _, again in turns) >= kept.answering + kept.waiting
+    ((wrong, more),) = MORE.findall(ended.stdout)
+    assert int(wrong) == len(set(WRONG.findall(ended.stdout))) + int(more or 0)
+    last = f"mnemongo kept its promises: lost 0, doubled 0, torn 0; model calls saved: {kept.saved}."
+    assert ended.stdout.splitlines()[-1] == last
+    assert max(map(len, ended.stdout.splitlines())) <= WIDTH
     assert "\x1b" not in ended.stdout, "no animation without a terminal"
     assert not ended.stderr
 
@@ -63,12 +75,34 @@ def test_the_exit_code_tells_of_a_broken_promise(
     monkeypatch.setattr(DurableChat, "stored", lambda self, session: stored(self, session)[2:])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert demo.main(["--questions", "1", "--kills", "0", "--no-comparison"]) == 1
-    assert "mnemongo: lost 4 (without any answer left: 4), doubled 0, torn 0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    (broken,) = summary_of(shown)
+    assert (broken.lost, broken.doubled, broken.torn) == (4, 0, 0)
+    assert shown.count("lost: 1 answer seen is gone, none is left") == 4
+    assert shown.splitlines()[-1].startswith("mnemongo BROKE A PROMISE: lost 4, doubled 0, torn 0;")
 
 
-def figures_of(change: Callable[[Pairs], Messages]) -> Figures:
-    """The judge's figures of a perfect run, after ``change`` to what one session has stored."""
-    load = Load(1, 3)
+class Result(NamedTuple):
+    """A row of the last table."""
+
+    title: str
+    lost: int
+    doubled: int
+    torn: int
+    calls: int
+    saved: int
+    answering: int
+    waiting: int
+
+
+def summary_of(shown: str) -> list[Result]:
+    """The rows of the last table."""
+    return [Result(title, *map(int, counted)) for title, *counted in SUMMARY.findall(shown)]
+
+
+def verdict_of(change: Callable[[Pairs], Messages], questions: int = 3) -> Verdict:
+    """The judge's verdict on a perfect run, after ``change`` to what one session has stored."""
+    load = Load(1, questions)
     stored: dict[str, Messages] = {}
     deliveries: list[Delivery] = []
     calls = []
@@ -83,7 +117,7 @@ def figures_of(change: Callable[[Pairs], Messages]) -> Figures:
             calls += [{"event": event, "call": call, "delivery": number} for event in ("begin", "end")]
         stored[session] = messages
     stored["ben"] = change(list(stored["ben"]))
-    return judge(load, stored, deliveries, calls).figures
+    return judge(load, stored, deliveries, calls)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +140,53 @@ def figures_of(change: Callable[[Pairs], Messages]) -> Figures:
     ],
 )
 def test_the_judge_sees(change: Callable[[Pairs], Messages], lost: int, doubled: int, torn: int) -> None:
-    figures = figures_of(change)
+    figures = verdict_of(change).figures
     assert (figures.lost, figures.doubled, figures.torn) == (lost, doubled, torn)
     assert figures.kept == (lost == doubled == torn == 0)
+
+
+@pytest.mark.parametrize(
+    ("every", "shown", "more"),
+    [pytest.param(False, 10, 2, id="ten of them"), pytest.param(True, 12, 0, id="every one")],
+)
+def test_of_turns_that_went_wrong_ten_are_shown(
+    capsys: pytest.CaptureFixture[str], every: bool, shown: int, more: int
+) -> None:
+    verdict = verdict_of(lambda said: [*said, *said], questions=12)
+    Screen().wrong_turns(verdict, every=every)
+    lines = capsys.readouterr().out
+    assert list(dict.fromkeys(WRONG.findall(lines))) == [f"ben {number}" for number in range(1, shown + 1)]
+    assert MORE.findall(lines) == [("12", str(more) if more else "")]
+    assert lines.count("doubled: stored 2 times") == shown
+
+
+def test_nothing_is_said_of_turns_that_went_right(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen().wrong_turns(verdict_of(lambda said: said), every=True)
+    assert not capsys.readouterr().out
+
+
+def test_a_broken_turn_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = verdict_of(lambda said: [*said[:2], *said[4:], *said[:2]])
+    Screen().sessions("a design", verdict)
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= WIDTH
+    assert sum("Where is parcel" in line for line in shown) == 12
+    rows = shown[next(number for number, line in enumerate(shown) if "ben asks" in line) + 1 :][:3]
+    faults = [re.fullmatch(r" *\d  Where is parcel \d{4}\?  ([A-Z, ]+): .* 1 *", row) for row in rows]
+    assert [fault and fault[1] for fault in faults] == ["DOUBLED, TORN", "LOST", "TORN"]
+
+
+@pytest.mark.parametrize("title", [DurableChat.title, OneDocumentChat.title])
+def test_the_progress_bar_has_its_time_at_80_columns(title: str) -> None:
+    console, load = Console(file=StringIO(), width=WIDTH), Load(1, 30)
+    bar = progress_bar(console, title, load.size)
+    bar.start_task(bar.task_ids[0])
+    service = Service(load, KillSchedule(1), kills=30, start_worker=Mock(), called=set)
+    service.answered, service.kills = {job for jobs in load.sessions.values() for job in jobs[1:]}, 30
+    follow(bar, service, load, 30)
+    with console.capture() as drawn:
+        console.print(bar.get_renderable())
+    assert re.fullmatch(rf"{title} .* 116\D+120 .* 30\D+30 kills 0:00:00\s*", drawn.get())
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")

@@ -32,6 +32,8 @@ from mnemongo.commands import (
     Step,
 )
 from mnemongo.errors import MnemongoError
+from mnemongo.keys import SessionKey
+from mnemongo.plans import sessions
 from mnemongo.store import Store
 from mnemongo.testing import ModelStore
 
@@ -91,7 +93,7 @@ class Server:
         self.store = store
         self.name = name
         self.transactions = store._in_transactions()
-        self._tries = Attempts("stepped", 60)
+        self._tries = Attempts(sessions.get(SessionKey("a", "u", "s")), 60)
         self._pool = ThreadPoolExecutor(2)
         self._open: list[Any] = []
 

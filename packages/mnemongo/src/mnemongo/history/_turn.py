@@ -103,7 +103,7 @@ class TurnTalk:
     def abandon(self) -> Talk[None]:
         """Give back the lease that an interrupted ``begin`` may have got."""
         self._lease = None
-        _ = yield leases.abandon(self.key, nonce=self._nonce)
+        yield leases.abandon(self.key, nonce=self._nonce)
 
     def resume(self) -> Talk[bool]:
         """Read what an earlier attempt of this turn stored; returns whether there was anything."""

@@ -238,15 +238,14 @@ def by_token(lease: Lease) -> Document:
 
 
 @operation()
-def abandon(key: SessionKey, *, nonce: str) -> Plan[bool]:
-    """Give back the lease that an attempt may have got without learning of it; whether it had.
+def abandon(key: SessionKey, *, nonce: str) -> Plan[None]:
+    """Give back the lease that an attempt may have got without learning of it, if it has.
 
     For a caller that was interrupted while it acquired. One round trip.
     """
     mine = {"_id": key.document_id, "lease.nonce": nonce}
     free = {"lease.owner": None, "lease.nonce": None, "lease.until": None}
-    reply = yield from update_one(SESSIONS, mine, {"$set": free})
-    return reply.matched == 1
+    _ = yield from update_one(SESSIONS, mine, {"$set": free})
 
 
 def renew(lease: Lease, *, ttl: float) -> Operation[Lease]:
