@@ -32,6 +32,8 @@ from mnemongo.plans import heads, removal, sessions
 from mnemongo.plans.arguments import milliseconds, optional_milliseconds
 from mnemongo.schema import EVENTS, SESSIONS
 
+__all__ = ["abandon", "acquire", "release", "renew"]
+
 IN_TIME: Document = {"$expr": {"$gt": ["$lease.until", "$$NOW"]}}
 """The condition that a head's lease has not run out, by the server's clock."""
 

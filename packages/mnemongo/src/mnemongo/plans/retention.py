@@ -16,6 +16,8 @@ from mnemongo.plans import removal
 from mnemongo.plans.arguments import check_count
 from mnemongo.schema import EVENTS, PAYLOADS, SESSIONS
 
+__all__ = ["Orphans", "Swept", "orphans", "sweep"]
+
 
 @dataclass(frozen=True, slots=True)
 class Swept:

@@ -29,6 +29,8 @@ from mnemongo.plans import buckets, heads, removal
 from mnemongo.plans.arguments import check_count, optional_milliseconds
 from mnemongo.schema import SESSIONS
 
+__all__ = ["clear", "create", "delete", "get", "list"]
+
 
 def create(
     key: SessionKey, *, state: Mapping[str, Any] | None = None, ttl: float | None = None

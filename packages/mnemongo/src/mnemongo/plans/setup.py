@@ -5,6 +5,8 @@ from __future__ import annotations
 from mnemongo import schema
 from mnemongo.commands import Plan, create_index, operation
 
+__all__ = ["indexes"]
+
 
 @operation(prepares=True)
 def indexes() -> Plan[None]:

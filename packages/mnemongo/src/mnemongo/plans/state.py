@@ -19,6 +19,8 @@ from mnemongo.keys import SessionKey
 from mnemongo.plans import buckets, heads
 from mnemongo.schema import APP_STATES, SESSIONS, USER_STATES
 
+__all__ = ["State", "get", "merge"]
+
 
 @dataclass(frozen=True, slots=True)
 class State:
