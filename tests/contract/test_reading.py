@@ -200,7 +200,11 @@ class TurnsContract:
         await subject.append(key, "a")
         await subject.append(key, "b")
         window = await subject.run(entries.turns(key, 1))
-        assert (keys(window.entries), window.truncated) == (["a", "b"], False)
+        assert (keys(window.entries), window.truncated) == (["b"], True)  # each counts as one
+        for number in range(10):
+            await subject.append(key, f"c{number}")
+        window = await subject.run(entries.turns(key, 2))
+        assert (keys(window.entries), window.truncated) == (["c8", "c9"], True)
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 9])
     async def test_before(self, subject: Subject, limit: int) -> None:

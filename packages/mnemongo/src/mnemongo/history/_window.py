@@ -5,7 +5,7 @@ Built by generators that yield operations, so that the blocking and the asyncio 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
@@ -180,11 +180,15 @@ def _admit(window: Window, room: _Room, past: _Past) -> None:
             past.turns.insert(0, turn)
 
 
-def whole_turns(stored: Iterable[Stored]) -> Iterator[list[Stored]]:
-    """Entries grouped by turn; what stands before the first one is a group of its own."""
+def whole_turns(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
+    """Entries grouped by turn; what stands before the first one is a group of its own.
+
+    Where nothing says where turns begin, each entry is one.
+    """
+    marked = any(one.entry.starts_turn for one in stored)
     group: list[Stored] = []
     for one in stored:
-        if one.entry.starts_turn and group:
+        if group and (one.entry.starts_turn or not marked):
             yield group
             group = []
         group.append(one)

@@ -229,7 +229,7 @@ def turns(key: SessionKey, limit: int, *, before: int | None = None) -> Operatio
     """The last ``limit`` turns, whole. One round trip when turns have two entries, else three.
 
     A turn begins at an entry marked so and ends before the next one. Entries before the first turn are
-    in the window only when all turns are.
+    in the window only when all turns are. Where no entry is marked, each counts as a turn.
 
     Args:
         key: the session.
@@ -249,19 +249,26 @@ def _turns(key: SessionKey, limit: int, before: int | None) -> Plan[Window]:
     starts = [index for index, document in enumerate(run) if document.get("starts_turn")]
     if len(starts) >= limit:
         run = run[: starts[limit - 1] + 1]
-    elif run and keys.place(run[-1]["revision"]) > 1:
-        run = yield from _longer(key, run, limit - len(starts))
+    elif run:
+        run = yield from _longer(key, run, limit, limit - len(starts))
     return (yield from _window(key, run, seen))
 
 
-def _longer(key: SessionKey, run: Sequence[Document], turns: int) -> Plan[Sequence[Document]]:
-    """``run`` (newest first) with what comes before it, down to the start of the turn that is asked."""
-    lowest: int = run[-1]["revision"]
-    starting = {**heads.preceding(key, lowest), "starts_turn": True}
-    starts = yield from find(
-        finding(EVENTS, starting, sort=_DOWN, skip=turns - 1, limit=1, projection={"revision": 1})
-    )
-    first = starts[0]["revision"] if starts else keys.life(lowest) + 1
+def _longer(key: SessionKey, run: Sequence[Document], limit: int, missing: int) -> Plan[Sequence[Document]]:
+    """``run`` (newest first), and what comes before it down to the start of the last turn ``missing``."""
+    lowest = documents.revision(run[-1])
+    starts: Sequence[Document] = ()
+    is_all = keys.place(lowest) == 1
+    if not is_all:
+        starting = {**heads.preceding(key, lowest), "starts_turn": True}
+        starts = yield from find(
+            finding(EVENTS, starting, sort=_DOWN, limit=missing, projection={"revision": 1})
+        )
+    if missing == limit and not starts:  # nothing says where turns begin
+        return run[:limit]
+    if is_all:
+        return run
+    first = documents.revision(starts[-1]) if len(starts) == missing else keys.life(lowest) + 1
     between = heads.between(key, after=first - 1, to=lowest - 1)
     return [*run, *(yield from find(finding(EVENTS, between, sort=_DOWN)))]
 
