@@ -15,9 +15,9 @@ import pytest
 from pymongo import MongoClient
 
 from mnemongo import MnemongoError, entries, sessions, state
-from mnemongo.attempts import LISTING, kill, orphans
+from mnemongo.attempts import kill, orphans
 from mnemongo.commands import Operation
-from mnemongo.settings import METADATA
+from mnemongo.settings import MARK, metadata
 from store.harness import KEY, Client, Opened, Opener, entry, environment, open_transactions, until
 
 SCRIPT = Path(__file__).with_name("killed_client.py")
@@ -107,7 +107,7 @@ async def test_transactions_of_strangers_are_left_alone(opener: Opener, server_c
 async def test_young_transactions_of_ours_are_left_alone(opener: Opener) -> None:
     """One of a client of ours that is at work, younger than the limit."""
     opened = await with_session(opener, timeout=4)
-    ours: Client = MongoClient(opener.uri, driver=METADATA)
+    ours: Client = MongoClient(opener.uri, driver=metadata())
     with ours, ours.start_session() as session:
         session.start_transaction()
         heads = ours[opener.database]["sessions"]
@@ -120,31 +120,18 @@ async def test_young_transactions_of_ours_are_left_alone(opener: Opener) -> None
     assert (await opened.run(state.get(KEY))).session == {"a": 1, "n": 1}
 
 
-async def test_what_counts_as_an_orphan(opener: Opener, server_client: Client) -> None:
-    """Ours, idle, older than the limit, and its connection gone; by the listing itself."""
-    heads = server_client[opener.database]["sessions"]
-    _ = heads.insert_one({"_id": KEY.document_id})
-    ours: Client = MongoClient(opener.uri, driver=METADATA)
-    with ours, ours.start_session() as one, server_client.start_session() as other:
-        one.start_transaction()
-        other.start_transaction()
-        _ = ours[opener.database]["sessions"].find_one({}, session=one)
-        _ = heads.find_one({}, session=other)
-        assert found(server_client, 0) == []  # both have their connections: nobody is gone
-        lsid = one.session_id["id"]
-        close_connections(ours)
-        await until(lambda: [session["id"] for session in found(server_client, 0)] == [lsid])
-        assert found(server_client, 60) == []
-        _ = server_client.admin.command(kill(found(server_client, 0)))
-        await until(lambda: found(server_client, 0) == [])
-        other.commit_transaction()
+def test_what_counts_as_an_orphan() -> None:
+    """Idle, older than the limit, of a client with our mark that has no connection left."""
 
+    def listed(kind: str, *marks: str, seconds: float = 0.0) -> dict[str, Any]:
+        platform = "|".join(("CPython", *marks))
+        opened = {"transaction": {"timeOpenMicros": seconds * 1e6}, "lsid": {"id": f"{marks}"}}
+        return {"type": kind, "clientMetadata": {"platform": platform}, **opened}
 
-def found(client: Client, timeout: float) -> list[Any]:
-    return list(orphans(list(client.admin.aggregate(LISTING)), timeout))
-
-
-def close_connections(client: Client) -> None:
-    """Drop the pool's connections, as the end of a process does, and keep the session unaborted."""
-    for server in client._topology._servers.values():
-        server.pool.reset()
+    gone = listed("idleSession", f"{MARK}gone", seconds=6)
+    young = listed("idleSession", f"{MARK}gone too", seconds=4)
+    living = listed("idleSession", f"{MARK}a", f"{MARK}b", seconds=60)
+    stranger = listed("idleSession", seconds=60)
+    connections = [listed("op", f"{MARK}b"), listed("op"), {"type": "op"}]
+    assert orphans([gone, young, living, stranger, *connections], 20) == [gone["lsid"]]
+    assert kill([gone["lsid"]]) == {"killSessions": [{"id": gone["lsid"]["id"]}]}

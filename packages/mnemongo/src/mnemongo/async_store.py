@@ -31,7 +31,7 @@ from mnemongo.commands import (
     RequireTransaction,
     Step,
 )
-from mnemongo.settings import DEFAULT_TIMEOUT, METADATA, Settings, check_client
+from mnemongo.settings import DEFAULT_TIMEOUT, Settings, check_client, metadata
 
 T = TypeVar("T")
 _Collection = AsyncCollection[dict[str, Any]]
@@ -65,7 +65,7 @@ class AsyncStore:
         self._transactions: bool | None = None
         self._prepared = False
         self._process = ProcessGuard()
-        client.append_metadata(METADATA)
+        client.append_metadata(metadata())
         options: dict[str, Any] = {"codec_options": drive.OPTIONS, **drive.CONCERNS}
         self._database = client.get_database(database, **options)
         self._collections: dict[str, _Collection] = {

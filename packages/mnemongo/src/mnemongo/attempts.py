@@ -1,8 +1,8 @@
 """When an operation is tried again and when it has failed: decided here, for both stores.
 
-An operation may take ``timeout`` seconds in all, a transaction a quarter of that. So one that is older, and
-whose connection is gone, has lost its client: it is ended when it stands in the way, and there is still time
-for another attempt.
+An operation may take ``timeout`` seconds in all, a transaction a quarter of that. So one that is older,
+and whose client has no connection left, has lost it: it is ended when it stands in the way, and there is
+still time for another attempt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mnemongo import schema
 from mnemongo.commands import Command, Document, DuplicateError, Operation
 from mnemongo.drive import code_of, is_passing, pause_seconds, translated
 from mnemongo.errors import ConfigurationError, UnavailableError
-from mnemongo.settings import METADATA
+from mnemongo.settings import MARK
 
 ATTEMPTS = 4
 _READS = {"find"}
@@ -164,9 +164,8 @@ LISTING: list[Document] = [
         "$project": {
             "type": 1,
             "lsid": 1,
-            "connectionId": 1,
             "transaction.timeOpenMicros": 1,
-            "clientMetadata.driver.name": 1,
+            "clientMetadata.platform": 1,
         }
     },
 ]
@@ -176,19 +175,24 @@ LISTING: list[Document] = [
 def orphans(listed: Sequence[Mapping[str, Any]], timeout: float) -> list[Mapping[str, Any]]:
     """The sessions whose transactions have lost their clients.
 
-    Such a transaction is idle, was opened by a client that names mnemongo, is older than any attempt of a
-    living one, and the connection it was last used on is gone. The application's own transactions on the
-    same client have theirs: they are left alone, however long they take.
+    Such a transaction is idle, older than any attempt of a living client may be, and bears the mark of a
+    client that has no connection left. The application's own transactions on the same client are left
+    alone, however long they take.
     """
-    connected = {found.get("connectionId") for found in listed if found.get("type") == "op"}
+    living = set[str]().union(*(_marks(found) for found in listed if found.get("type") == "op"))
     return [
         found["lsid"]
         for found in listed
         if found.get("type") == "idleSession"
-        and found.get("connectionId") not in connected
         and found.get("transaction", {}).get("timeOpenMicros", 0) > timeout / ATTEMPTS * 1_000_000
-        and METADATA.name in found.get("clientMetadata", {}).get("driver", {}).get("name", "").split("|")
+        and _marks(found)
+        and living.isdisjoint(_marks(found))
     ]
+
+
+def _marks(found: Mapping[str, Any]) -> set[str]:
+    platform = found.get("clientMetadata", {}).get("platform", "")
+    return {part for part in platform.split("|") if part.startswith(MARK)}
 
 
 def kill(sessions: Sequence[Mapping[str, Any]]) -> Document:

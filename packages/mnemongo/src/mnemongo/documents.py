@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,6 +18,8 @@ from mnemongo.keys import SessionKey, check_entry_key, check_identifier
 
 FORMAT = 1
 FENCE = "fence"
+_END_OF_TIME = 1e15
+"""Seconds; beyond it, and for NaN, a timestamp is none."""
 MESSAGE = "message"
 EVENT = "event"
 
@@ -116,7 +117,8 @@ class Entry:
                 raise DocumentError(f"an entry's {name} must be {kind}", key=self.key)
         if type(self.starts_turn) is not bool or type(self.pinned) is not bool:
             raise DocumentError("an entry's starts_turn and pinned must be bool", key=self.key)
-        if type(self.timestamp) not in {int, float} or not math.isfinite(self.timestamp):
+        moment = self.timestamp
+        if type(moment) not in {int, float} or not abs(moment) < _END_OF_TIME:
             raise DocumentError("an entry's timestamp must be a finite number of seconds", key=self.key)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,7 +14,9 @@ from mnemongo._version import __version__
 from mnemongo.errors import ConfigurationError
 
 DEFAULT_TIMEOUT = 20.0
-METADATA = DriverInfo("mnemongo", __version__)
+NAME = "mnemongo"
+MARK = "mnemongo:"
+"""How the mark of a client begins in the platform that its connections name to the server."""
 COLLECTIONS = (
     schema.SESSIONS,
     schema.EVENTS,
@@ -54,6 +57,11 @@ class Settings:
         if len(set(complete.values())) != len(complete):
             raise ConfigurationError("two collections have the same name", key="collections")
         object.__setattr__(self, "names", MappingProxyType(complete))
+
+
+def metadata() -> DriverInfo:
+    """What a client's connections name to the server: this library, and a mark that no other client has."""
+    return DriverInfo(NAME, __version__, MARK + secrets.token_hex(8))
 
 
 def check_client(client: object, kind: type) -> None:

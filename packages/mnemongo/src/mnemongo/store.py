@@ -28,7 +28,7 @@ from mnemongo.commands import (
     RequireTransaction,
     Step,
 )
-from mnemongo.settings import DEFAULT_TIMEOUT, METADATA, Settings, check_client
+from mnemongo.settings import DEFAULT_TIMEOUT, Settings, check_client, metadata
 
 T = TypeVar("T")
 _Collection = Collection[dict[str, Any]]
@@ -69,7 +69,7 @@ class Store:
         self._prepared = False
         self._asking = threading.Lock()
         self._process = ProcessGuard()
-        client.append_metadata(METADATA)
+        client.append_metadata(metadata())
         options: dict[str, Any] = {"codec_options": drive.OPTIONS, **drive.CONCERNS}
         self._database = client.get_database(database, **options)
         self._collections: dict[str, _Collection] = {

@@ -174,6 +174,7 @@ class AsyncTurn:
             LeaseHeldError: the session is busy, also after ``wait`` seconds.
             StaleRevisionError, NotFoundError: the session was deleted since the history saw it.
         """
+        self._turn.use()
         try:
             await self._begin()
         except LeaseHeldError:

@@ -171,6 +171,7 @@ class Turn:
             LeaseHeldError: the session is busy, also after ``wait`` seconds.
             StaleRevisionError, NotFoundError: the session was deleted since the history saw it.
         """
+        self._turn.use()
         try:
             self._begin()
         except LeaseHeldError:

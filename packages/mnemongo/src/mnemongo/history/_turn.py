@@ -38,7 +38,7 @@ class TurnTalk:
         self.failure: MnemongoError | None = None
         self._owner = owner
         self._nonce = keys.new_nonce()
-        self._begun = False
+        self._used = False
         self._lease: Lease | None = None
         self._position: int | None = None
         self._own: list[Stored] = []
@@ -76,11 +76,14 @@ class TurnTalk:
         found = [stored for stored in self._own if stored.entry.key == key]
         return Message.of(found[0].entry) if found else None
 
+    def use(self) -> None:
+        """Refuse a second use: it would take the lease from the first."""
+        if self._used:
+            raise ConfigurationError("a turn is used once: call history.turn(...) again")
+        self._used = True
+
     def begin(self, *, wait: float, create: bool, session_ttl: float | None) -> Talk[None]:
         """Take the lease; when it is held, ask again for ``wait`` seconds."""
-        if self._begun:
-            raise ConfigurationError("a turn is used once: call history.turn(...) again")
-        self._begun = True
         taking = leases.acquire(
             self.key,
             owner=self._owner,

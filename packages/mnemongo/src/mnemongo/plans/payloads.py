@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from mnemongo.commands import Document, DuplicateError, Plan, find, finding, ins
 from mnemongo.documents import Entry, Stored
 from mnemongo.errors import DocumentError, DocumentTooLargeError, InvalidKeyError, UndecodableDocumentError
 from mnemongo.keys import SessionKey
+from mnemongo.plans import buckets
 from mnemongo.schema import ENTRY_BYTES, INLINE_BYTES, PART_BYTES, PAYLOADS
 
 _LONG_TEXT = 1000
@@ -34,16 +36,29 @@ def check_entry(entry: Entry) -> None:
             found=entry.size,
         )
     _ = _event(entry)
+    _ = buckets.encoded(entry.state_delta)
 
 
 def _event(entry: Entry) -> dict[str, Any]:
     try:
-        event = json.loads(entry.event_data)
+        event = json.loads(entry.event_data, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise DocumentError(f"the event_data of {entry.key!r} is not JSON", key=entry.key) from error
     if not isinstance(event, dict):
         raise DocumentError(f"the event_data of {entry.key!r} is not an object", key=entry.key)
     return event
+
+
+def _refuse(name: str) -> None:
+    """NaN and the infinities, which other readers of JSON do not take."""
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def written(key: SessionKey, entry: Entry, revision: int) -> Plan[Document]:

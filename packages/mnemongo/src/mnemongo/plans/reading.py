@@ -257,7 +257,7 @@ def _turns(key: SessionKey, limit: int, before: int | None) -> Plan[Window]:
 def _longer(key: SessionKey, run: Sequence[Document], limit: int, missing: int) -> Plan[Sequence[Document]]:
     """``run`` (newest first), and what comes before it down to the start of the last turn ``missing``."""
     lowest = documents.revision(run[-1])
-    starts: Sequence[Document] = ()
+    starts: list[Document] = []
     is_all = keys.place(lowest) == 1
     if not is_all:
         starting = {**heads.preceding(key, lowest), "starts_turn": True}
@@ -283,7 +283,11 @@ def _window(key: SessionKey, run: Sequence[Document], seen: _Seen) -> Plan[Windo
     shown = yield from payloads.joined(key, _shown(run[::-1]))
     pins = yield from payloads.joined(key, pinned)
     hidden = keys.place(run[-1]["revision"]) - 1 - len(pinned) - len(fences) if run else 0
-    return Window(tuple(shown), tuple(pins), truncated=hidden > 0)
+    truncated = hidden > 0
+    if truncated and len(fences) == _PINNED:  # there may be more, which hide nothing
+        others = {**heads.preceding(key, documents.revision(run[-1])), "pinned": None}
+        truncated = bool((yield from find(finding(EVENTS, others, limit=1))))
+    return Window(tuple(shown), tuple(pins), truncated=truncated)
 
 
 def _shown(run: Sequence[Document]) -> Sequence[Document]:
