@@ -216,7 +216,7 @@ class AsyncStore:
         if not own and not attempts.is_blocked(error):
             return
         try:
-            with pymongo.timeout(self._settings.timeout / attempts.ATTEMPTS):
+            with pymongo.timeout(attempts.clearing_time(self._settings.timeout)):
                 open_ = own or await self._orphans()
                 if open_:
                     _ = await self._client.admin.command(attempts.kill(open_))

@@ -195,6 +195,11 @@ def _marks(found: Mapping[str, Any]) -> set[str]:
     return {part for part in platform.split("|") if part.startswith(MARK)}
 
 
+def clearing_time(timeout: float) -> float:
+    """Seconds for ending what stands in the way: an attempt's, but time enough to connect anew."""
+    return max(0.5, timeout / ATTEMPTS)
+
+
 def kill(sessions: Sequence[Mapping[str, Any]]) -> Document:
     """The command that ends server sessions, by their ``lsid``, and with them their transactions."""
     return {"killSessions": [{"id": session["id"]} for session in sessions]}

@@ -166,6 +166,7 @@ class AsyncTurn:
         self._wait = wait
         self._turn = TurnTalk(chat.key, turn_id, owner=owner or keys.new_nonce(), ttl=lease)
         self._renewing: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
         """Take the lease.
@@ -175,20 +176,37 @@ class AsyncTurn:
             StaleRevisionError, NotFoundError: the session was deleted since the history saw it.
         """
         self._turn.use()
+        beginning = asyncio.ensure_future(self._begin())
         try:
-            await self._begin()
+            interruption = await asyncio.shield(beginning)
+            if interruption is not None:
+                raise interruption
         except LeaseHeldError:
             raise
-        except BaseException as error:  # also an interruption: the lease may have been taken
-            await self._abandon(error)
+        except BaseException as error:  # also a cancellation: the lease may have been taken
+            _ = beginning.cancel()
+            self._leaving = asyncio.ensure_future(self._leave(beginning, error))
+            await asyncio.shield(self._leaving)  # goes on when this is cancelled again
             raise
         return self
 
-    async def _begin(self) -> None:
+    async def _leave(self, beginning: asyncio.Future[Any], error: BaseException) -> None:
+        """Give the lease back after ``beginning`` has ended, so that this is not overtaken by it."""
+        _ = await asyncio.wait([beginning])
+        if not beginning.cancelled():
+            _ = beginning.exception()  # fetched: it is ``error``, or the caller is told of that instead
+        await self._abandon(error)
+
+    async def _begin(self) -> BaseException | None:
+        """Take the lease; an interruption is returned, since a task that raises it stops the loop."""
         create = not self._chat.is_known
-        await self._say(self._turn.begin(wait=self._wait, create=create, session_ttl=self._chat.ttl))
-        await self._say(self._chat.check_life(self._turn.lease))
+        try:
+            await self._say(self._turn.begin(wait=self._wait, create=create, session_ttl=self._chat.ttl))
+            await self._say(self._chat.check_life(self._turn.lease))
+        except (KeyboardInterrupt, SystemExit) as interruption:
+            return interruption
         self._renewing = asyncio.create_task(self._renew(), name="mnemongo-lease")
+        return None
 
     async def _abandon(self, error: BaseException) -> None:
         try:
