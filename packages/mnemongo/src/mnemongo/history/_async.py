@@ -178,35 +178,34 @@ class AsyncTurn:
         self._turn.use()
         beginning = asyncio.ensure_future(self._begin())
         try:
-            interruption = await asyncio.shield(beginning)
-            if interruption is not None:
-                raise interruption
-        except LeaseHeldError:
-            raise
-        except BaseException as error:  # also a cancellation: the lease may have been taken
+            failure = await asyncio.shield(beginning)
+        except asyncio.CancelledError as cancellation:  # the lease may be taken all the same
             _ = beginning.cancel()
-            self._leaving = asyncio.ensure_future(self._leave(beginning, error))
+            self._leaving = asyncio.ensure_future(self._leave(beginning, cancellation))
             await asyncio.shield(self._leaving)  # goes on when this is cancelled again
             raise
-        return self
-
-    async def _leave(self, beginning: asyncio.Future[Any], error: BaseException) -> None:
-        """Give the lease back after ``beginning`` has ended, so that this is not overtaken by it."""
-        _ = await asyncio.wait([beginning])
-        if not beginning.cancelled():
-            _ = beginning.exception()  # fetched: it is ``error``, or the caller is told of that instead
-        await self._abandon(error)
+        if failure is None:
+            return self
+        if not isinstance(failure, LeaseHeldError):
+            await self._abandon(failure)
+        raise failure
 
     async def _begin(self) -> BaseException | None:
-        """Take the lease; an interruption is returned, since a task that raises it stops the loop."""
+        """Take the lease. A failure is returned: a task that raises an interruption stops the loop."""
         create = not self._chat.is_known
         try:
             await self._say(self._turn.begin(wait=self._wait, create=create, session_ttl=self._chat.ttl))
             await self._say(self._chat.check_life(self._turn.lease))
-        except (KeyboardInterrupt, SystemExit) as interruption:
-            return interruption
-        self._renewing = asyncio.create_task(self._renew(), name="mnemongo-lease")
+            self._renewing = asyncio.create_task(self._renew(), name="mnemongo-lease")
+        except BaseException as failure:  # noqa: BLE001 - raised by ``__aenter__``
+            return failure
         return None
+
+    async def _leave(self, beginning: asyncio.Future[Any], error: BaseException) -> None:
+        """Give the lease back after ``beginning`` has ended, so that this is not overtaken by it."""
+        _ = await asyncio.wait([beginning])
+        await self._stop_renewing()
+        await self._abandon(error)
 
     async def _abandon(self, error: BaseException) -> None:
         try:
