@@ -211,13 +211,14 @@ class AsyncStore:
         return True
 
     async def _make_way(self, tries: Attempts, error: Exception) -> None:
-        """End the transaction that a lost commit may have left open, or those of dead clients."""
-        own = tries.left_open(error)
-        if not own and not attempts.is_blocked(error):
+        """End the transaction that this attempt may have left open, and those of dead clients."""
+        open_ = tries.left_open(error)
+        if not open_ and not attempts.is_blocked(error):
             return
         try:
             with pymongo.timeout(attempts.clearing_time(self._settings.timeout)):
-                open_ = own or await self._orphans()
+                if attempts.is_blocked(error):
+                    open_ += await self._orphans()
                 if open_:
                     _ = await self._client.admin.command(attempts.kill(open_))
         except PyMongoError:  # the operation's own error is what the caller is told

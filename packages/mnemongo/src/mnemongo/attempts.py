@@ -97,8 +97,9 @@ class Attempts:
             self.sent(step, in_transaction=in_transaction)
 
     def left_open(self, error: BaseException) -> list[Mapping[str, Any]]:
-        """The session whose transaction may still be open, when its commit got no answer."""
-        return [self.session] if self.session and is_unknown_commit(error) else []
+        """The session of a transaction that may still be open: neither commit nor abort was answered."""
+        unanswered = is_unknown_commit(error) or is_cut_off(error)
+        return [self.session] if self.session and unanswered else []
 
     def after(self, error: BaseException) -> float:
         """Seconds to wait before the next attempt.
@@ -146,6 +147,13 @@ class ProcessGuard:
 def is_unknown_commit(error: BaseException) -> bool:
     """Whether a commit was sent and its outcome is not known."""
     return isinstance(error, driver.PyMongoError) and error.has_error_label(_COMMIT_UNKNOWN)
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """Whether the time or the link was gone, for an abort as well."""
+    if not isinstance(error, driver.PyMongoError):
+        return False
+    return isinstance(error, driver.ConnectionFailure) or error.timeout
 
 
 def is_blocked(error: BaseException) -> bool:
